@@ -73,3 +73,9 @@ Port = Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.",
 Token = Annotated[
     str | None, typer.Option(envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must send; better set as TETHER_TOKEN.")
 ]
+ToolFormat = Annotated[
+    str,
+    typer.Option(
+        help="How the model writes tool calls: auto finds it in the chat template; or hermes, xml, llama3, mistral, schema, module:function."
+    ),
+]

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tether.cli.console import SafeConsole
-from tether.cli.options import Host, Port, Token
+from tether.cli.options import Host, Port, Token, ToolFormat
 from tether.core.errors import BadInput
 
 EXAMPLES = """\b
@@ -48,8 +48,9 @@ def serve(
     max_rows: Annotated[int, typer.Option(help="Requests decoded at a time; others wait.", min=1)] = 64,
     max_context: Annotated[int | None, typer.Option(help="Most tokens of a text. [default: the model's own limit]", min=2)] = None,
     cache_gb: Annotated[float | None, typer.Option(help="Memory of the key/value cache in GiB. [default: half of what is free]")] = None,
+    tool_format: ToolFormat = "auto",
 ) -> None:
-    """Serve a model over HTTP: OpenAI's completions and chat, token ids with log-probs, weight updates."""
+    """Serve a model over HTTP: OpenAI's completions and chat with tools, token ids with log-probs, weight updates."""
     from tether.core.http import address_of, bind, server_token
 
     secret = server_token(token, host)
@@ -63,13 +64,32 @@ def serve(
         on_gpu = (device or default_device()).startswith("cuda")
         loaded = load_model(source, device=device, dtype=dtype or ("bfloat16" if on_gpu else "float32"))
         called = name or Path(target).name or target
-        served = ServedModel(called, loaded, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb)
+        served = ServedModel(
+            called,
+            loaded,
+            max_rows=max_rows,
+            max_context=max_context,
+            cache_gb=cache_gb,
+            as_trained=_plays_environments(source),
+            tool_format=tool_format,
+        )
         url = address_of(listener)
         console = SafeConsole()
         console.say(f"Serving {called} at {url} (Ctrl-C stops){', token required' if secret else ''}.")
         console.say(f"Use it with any OpenAI client at {url}/v1, or: tether train ENV --model {target} --engine {url}")
         with until_stopped(console.say):
             run(served, listener, secret)
+
+
+def _plays_environments(source: str) -> bool:
+    """Whether a model was trained on environments, so that it is asked with a think tag and answers between tags; others chat as their template
+    has it, and so does one that was trained as the model of somebody's agent."""
+    from tether.models.catalog import TRAINED_WORDING
+    from tether.training.agent import Agent
+    from tether.training.settings import TASKS
+
+    agent = Agent.read(source)
+    return source in TRAINED_WORDING if agent is None else any(name != TASKS for name in agent.environments)
 
 
 def _model_of(target: str) -> str:

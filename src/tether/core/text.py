@@ -15,6 +15,9 @@ _CONTROL = re.compile(
     r"|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
 )
 """Control characters but tab and line feed, halves of surrogate pairs, marks that turn the direction of writing, no width, other line breaks."""
+_HALF = re.compile(r"[\ud800-\udfff]")
+MOST_NESTED = 100
+"""Lists and objects within each other. JSON schemas of tools have a tenth of that; templates and JSON write deeper ones by recursion, and fail."""
 _MARKDOWN = re.compile(r"([\\`|<>\[\]*])")
 
 _PASSWORD = re.compile(r"://[^/@\s'\"]{1,500}@")
@@ -74,3 +77,18 @@ def without_passwords(text: str) -> str:
 def short_repr(value: Any) -> str:
     """How a value is written, however large it is."""
     return shortened(_SHORT.repr(value), 500)
+
+
+def unusable(value: Any) -> str | None:
+    """Why JSON cannot go into a prompt: a text that no tokenizer takes, or more levels than a template renders. None where it can."""
+    level: list[Any] = [value]
+    for _ in range(MOST_NESTED):
+        nested: list[Any] = []
+        for each in level:
+            if isinstance(each, str) and not each.isascii() and _HALF.search(each):
+                return "holds half of a character (a lone surrogate, such as \\ud800); send whole ones"
+            nested += (*each, *each.values()) if isinstance(each, dict) else each if isinstance(each, list) else ()
+        level = nested
+        if not level:
+            return None
+    return f"holds more than {MOST_NESTED} levels of lists and objects; send fewer"

@@ -12,6 +12,7 @@ marker in the reply's place and taking what follows the marker. What was sampled
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -20,6 +21,7 @@ from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, did_you_mean
 from tether.core.grammar import THINK_OPEN
 from tether.core.importing import import_object
+from tether.core.text import unusable
 from tether.core.types import Completion
 from tether.models.chat import ChatFormat
 from tether.models.tool_formats import FORMATS, SCHEMA, Parser, Reply, Tool, ToolCall, UnreadableCall, read_reply
@@ -99,7 +101,8 @@ def _read_message(message: Any, number: int) -> Message:
         raise refuse(f"has the role {role!r:.40}; send one of {', '.join(ROLES)}")
     text = _text_of(message.get("content"), refuse)
     calls, call_ids = [], []
-    for call in message.get("tool_calls") or []:
+    made = message.get("tool_calls") or []
+    for call in made if isinstance(made, list) else [made]:
         function = call.get("function") if isinstance(call, dict) else None
         if role != "assistant" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise refuse("has tool_calls that are no function calls of an assistant; send them as they came")
@@ -145,6 +148,8 @@ def _arguments(given: Any, refuse: Callable[[str], BadInput]) -> dict[str, Any]:
         raise refuse("has a tool call whose arguments are no JSON; send them as they came") from None
     if not isinstance(value, dict):
         raise refuse("has a tool call whose arguments are no object; send them as they came")
+    if (problem := unusable(value)) is not None:
+        raise refuse(f"has a tool call that {problem}")
     return value
 
 
@@ -187,6 +192,16 @@ class AgentChat:
             self._named_parser(tool_format)
 
     # -------------------------------------------------------------------------------------------------------------- render
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of more than so many times its tokens cannot be."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
+
+    def num_characters(self, messages: Sequence[Message], tools: Sequence[Tool]) -> int:
+        """Of all that a prompt has to hold: one that is too long whatever its tokens are need not be rendered."""
+        texts = (text for message in messages for text in (message.text, *(arguments for _, arguments in message.calls)))
+        return sum(map(len, texts)) + (len(json.dumps(tools)) if tools else 0)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         """Tokens of a whole conversation, up to where the reply begins."""
@@ -281,7 +296,7 @@ class AgentChat:
                 return name
         raise BadInput(
             f"the chat template of '{self.tokenizer.name_or_path}' writes tool calls in no format that is known here; name one as "
-            f"agent.tool_format ({', '.join((*FORMATS, SCHEMA))}, or module:function)"
+            f"agent.tool_format, or --tool-format of a server ({', '.join((*FORMATS, SCHEMA))}, or module:function)"
         )
 
     def _named_parser(self, name: str) -> Parser:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tether.core.grammar import THINK_CLOSE, THINK_OPEN
+from tether.core.text import unusable
 
 Tool = Mapping[str, Any]
 """A function tool as OpenAI's API has it: {"type": "function", "function": {"name", "description", "parameters"}}."""
@@ -142,6 +143,8 @@ def _call(value: Any, field: str) -> ToolCall:
         arguments = _json(arguments)
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise UnreadableCall(f"a tool call needs a name and {field}")
+    if (problem := unusable([name, arguments])) is not None:
+        raise UnreadableCall(f"a tool call that {problem}")
     return ToolCall(name, arguments)
 
 

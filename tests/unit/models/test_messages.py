@@ -116,6 +116,7 @@ def test_calls_that_models_write(name: str, text: str, content: str, calls: tupl
         ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
         ("hermes", '<tool_call>{"name": 3}</tool_call>'),
         ("hermes", "<tool_call>" + "[" * 100_000),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>'),
         ("xml", "<tool_call>add</tool_call>"),
         ("xml", "<tool_call><function=add><parameter=a>2</function></tool_call>"),
         ("llama3", '<|python_tag|>{"name": "add"'),

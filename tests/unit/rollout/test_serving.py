@@ -1,6 +1,7 @@
 """`tether serve` over real HTTP, with the embedded model: what it samples is what the native engine samples, whoever else is served."""
 
 import copy
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tether.models.load import LoadedModel
 from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
 from tether.models.scoring.server import ServerScorer
+from tether.models.tool_formats import FORMATS, ToolCall
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.engines.publish import own_token
 from tether.rollout.engines.stop_rule import MOST_TABLES, StopRule
@@ -71,7 +73,8 @@ def _post(url: str, path: str, /, **body: Any) -> Any:
 
 
 def _refused(url: str, path: str, status: int = 400, /, **body: Any) -> str:
-    reply = httpx.post(f"{url}{path}", json=body, timeout=60)
+    # httpx's own JSON refuses halves of characters, which others send as escapes.
+    reply = httpx.post(f"{url}{path}", content=json.dumps(body).encode(), headers={"Content-Type": "application/json"}, timeout=60)
     assert reply.status_code == status, reply.text
     message = str(reply.json()["error"]["message"])
     assert len(message.splitlines()) == 1
@@ -189,6 +192,75 @@ def test_chat_ends_as_in_training(chat: Any, url: str) -> None:
     assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
     more = [*messages, choice["message"], {"role": "user", "content": "And now?"}]
     assert _post(url, "/v1/chat/completions", messages=more, max_tokens=4)["choices"][0]["message"]["content"]
+
+
+HERMES = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}\n<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}'
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}}
+
+
+def test_chat_with_tools_is_the_templates(tiny: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tools, or of a model that was not trained on environments, nothing is added to the template; calls are read from the reply."""
+    tokenizer = copy.deepcopy(tiny.tokenizer)
+    tokenizer.chat_template = HERMES
+    calls: list[ToolCall] = []
+    monkeypatch.setitem(FORMATS, "given", lambda text, tools: ("" if calls else text, tuple(calls)))
+    served = ServedModel("tiny", LoadedModel(tiny.model, tokenizer), tool_format="given")
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"n": 1}'}}
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "seen"},
+    ]
+    body = {"model": "gpt-4o", "messages": messages, "tools": [LOOK], "max_completion_tokens": 6, "seed": 1, "return_token_ids": True}
+    written = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nLook.<|im_end|>\n<|im_start|>assistant\n<tool_call>\n"
+        '{"name": "look", "arguments": {"n": 1}}\n</tool_call><|im_end|>\n<|im_start|>tool\nseen<|im_end|>\n<|im_start|>assistant\n'
+    )
+    with serving_app(make_app(served), "tiny") as url:
+        choice = _post(url, "/v1/chat/completions", **body)["choices"][0]
+        assert tuple(choice["prompt_token_ids"]) == served.chat.encode(written) and choice["finish_reason"] == "length"
+        text = served.chat.decode(tuple(choice["token_ids"]))
+        assert choice["message"] == {"role": "assistant", "content": text}
+        reply = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": True, "n": 2, "stream_options": {"include_usage": True}})
+        *events, done = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+        chunks = [json.loads(event) for event in events]
+        deltas = [
+            chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if chunk["choices"] and not chunk["choices"][0]["index"]
+        ]
+        assert done == "[DONE]" and "".join(deltas) == text and chunks[-1]["usage"]["completion_tokens"] == 12
+        assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]].count("length") == 2
+        calls.append(ToolCall("look", {"n": 2}))
+        called = _post(url, "/v1/chat/completions", **{**body, "max_completion_tokens": 2})["choices"][0]
+        assert called["finish_reason"] == "tool_calls" and called["message"]["content"] is None
+        assert called["message"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"n": 2}'}
+        assert caplog.messages == ["a client asks for the model 'gpt-4o'; every name is answered by 'tiny'"]
+        assert "holds half of a character" in _refused(url, "/v1/completions", prompt="\ud800")
+        for fields, said in (
+            ({"messages": [{"role": "user", "content": "\ud800"}]}, "holds half of a character"),
+            ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "the model reads text only"),
+            ({"tool_choice": "required"}, "request key 'tool_choice': got 'required'"),
+            ({"response_format": {"type": "json_object"}}, "request key 'response_format.type'"),
+            ({"tools": [{"type": "web_search"}]}, "send function tools with a name"),
+            ({"messages": 5}, "request key 'messages'"),
+        ):
+            assert said in _refused(url, "/v1/chat/completions", **{**body, **fields})
+
+
+def test_tools_of_an_unknown_format_are_refused(url: str) -> None:
+    said = _refused(url, "/v1/chat/completions", messages=[{"role": "user", "content": "x"}], tools=[LOOK])
+    assert "writes tool calls in no format that is known here" in said and "--tool-format" in said
+
+
+def test_a_train_client_of_verifiers_is_answered(url: str) -> None:
+    """It sends skip_special_tokens, and reads token ids from the log-probs as vLLM writes them."""
+    params = {"max_tokens": 3, "logprobs": 1, "skip_special_tokens": False, "detokenize": False}
+    choice = _post(url, "/inference/v1/generate", token_ids=[5, 6], sampling_params=params)["choices"][0]
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == [f"token_id:{token}" for token in choice["token_ids"]]
 
 
 @pytest.mark.parametrize(

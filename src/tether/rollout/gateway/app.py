@@ -9,11 +9,10 @@ import asyncio
 import hashlib
 import json
 import secrets
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tether.core.enums import StopReason
 from tether.core.errors import BadInput
@@ -21,8 +20,8 @@ from tether.core.http import AccessControl, Refusal, read_json, status_of
 from tether.core.protocols import Sampling
 from tether.core.types import Completion
 from tether.models.messages import AgentChat
-from tether.rollout.gateway.requests import ChatRequest, read_request, reply_body, reply_events
 from tether.rollout.gateway.session import Budgets, Session
+from tether.rollout.serving.chat import ChatFields, chat_response, envelope, finish_reason, json_response, read_fields, reply_message
 from tether.rollout.serving.engine_thread import COMPUTE_ERRORS, ResponseRequest
 
 if TYPE_CHECKING:
@@ -30,6 +29,27 @@ if TYPE_CHECKING:
 
 MAX_JSON = 64 * 2**20
 RETRY_HEADER = "x-stainless-retry-count"
+
+
+class GatewayBody(ChatFields):
+    """POST /v1/chat/completions of a session. How tokens are drawn is the run's choice, or the log-probs would not be those of the policy."""
+
+    n: Literal[1] = 1
+    logprobs: Literal[False] = False
+    top_logprobs: Literal[0] = 0
+    # Without effect, which a note says.
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+
+OVERRULED = tuple(name for name, field in GatewayBody.model_fields.items() if name not in ChatFields.model_fields and field.default is None)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +97,7 @@ class Gateway:
         async def failed(_: Request, error: Exception) -> Response:
             status, message = status_of(error)
             code = getattr(error, "code", None) or ("invalid_request_error" if status < 500 else "server_error")
-            return _json(
+            return json_response(
                 {"error": {"message": message, "type": "invalid_request_error" if status < 500 else "server_error", "code": code}}, status
             )
 
@@ -86,12 +106,12 @@ class Gateway:
 
         @app.get("/health")
         async def health() -> Response:
-            return _json({"status": "ok", "sessions": sum(entry.session.is_open for entry in self._entries.values())})
+            return json_response({"status": "ok", "sessions": sum(entry.session.is_open for entry in self._entries.values())})
 
         @app.get("/sessions/{secret}/v1/models")
         async def models(secret: str) -> Response:
             self._entry(secret)
-            return _json({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "tether"}]})
+            return json_response({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "tether"}]})
 
         @app.post("/sessions/{secret}/v1/chat/completions")
         async def chat(secret: str, request: Request) -> Response:
@@ -111,36 +131,42 @@ class Gateway:
         return entry
 
     async def _answer(self, entry: _Entry, body: dict[str, Any], is_retry: bool) -> "Response":
-        from starlette.responses import StreamingResponse
-
-        asked = read_request(body)
-        for name in asked.overruled:
-            self.notes[f"agents send {name}, which has no effect: sampling is the run's (rollout.{name} where there is such a setting)"] = (
-                None
-            )
+        asked = read_fields(body, GatewayBody)
+        for name in OVERRULED:
+            if name in asked.model_fields_set:
+                self._note(f"agents send {name}, which has no effect: sampling is the run's (rollout.{name} where there is such a setting)")
+        if asked.model not in (None, self.model):
+            self._note(f"agents ask for the model {asked.model!r:.60}; every name is answered by the policy")
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         reply = entry.replies.get(digest) if is_retry else None
         if reply is None:
             reply = asyncio.ensure_future(self._sample(entry, asked))
             entry.replies[digest] = reply
         made = await asyncio.shield(reply)  # a client that goes away and asks again finds it
-        if asked.streams:
-            return StreamingResponse(reply_events(made, with_usage=asked.wants_usage), media_type="text/event-stream")
-        return _json(made)
+        return chat_response(made, asked)
 
-    async def _sample(self, entry: _Entry, asked: ChatRequest) -> dict[str, Any]:
-        session, sampling = entry.session, entry.sampling
+    def _note(self, note: str) -> None:
+        self.notes[note] = None
+
+    async def _sample(self, entry: _Entry, asked: GatewayBody) -> dict[str, Any]:
+        session, sampling, budgets = entry.session, entry.sampling, entry.session.budgets
         if self.submit is None:
             raise Refusal(503, "no rollout is being played")
-        self.chat.parser(asked.tools)  # an unknown format is refused before anything is sampled
-        call = session.begin(asked.messages, asked.tools)
+        messages, tools = asked.conversation()
+        self.chat.parser(tools)  # an unknown format is refused before anything is sampled
+        num_characters = self.chat.num_characters(messages, tools)
+        if num_characters > budgets.max_context * self.chat.longest_token:  # to tokenise it would keep others waiting
+            session.stop = StopReason.CONTEXT_FULL
+            raise BudgetSpent(
+                session.stop, f"the prompt has {num_characters} characters, and a conversation may have {budgets.max_context} tokens"
+            )
+        call = session.begin(messages, tools)
         refused = session.refusal(call.prompt)
         if refused is not None:
             session.withdraw(call)
             session.stop = refused[0]
             raise BudgetSpent(*refused)
-        budgets = session.budgets
-        room = min(budgets.max_reply, budgets.max_context - len(call.prompt), asked.max_tokens or budgets.max_reply)
+        room = min(budgets.max_reply, budgets.max_context - len(call.prompt), asked.budget or budgets.max_reply)
         sampling = replace(sampling, max_tokens=room, stop_strings=(*sampling.stop_strings, *asked.stops))
         request = ResponseRequest(call.prompt, sampling, session.draws(call.prompt))
         try:
@@ -151,7 +177,10 @@ class Gateway:
             raise
         text = _before_stop(self.chat.reply_text(completion), asked.stops)
         session.finish(call, completion, text)
-        return reply_body(call, f"chatcmpl-{secrets.token_hex(12)}", self.model, int(time.time()))
+        assert call.reply is not None and call.message is not None
+        message = reply_message(call.reply, call.message.call_ids)
+        choice = {"index": 0, "message": message, "finish_reason": finish_reason(completion, message), "logprobs": None}
+        return envelope("chat.completion", self.model, [choice], len(call.prompt), len(completion.token_ids))
 
 
 class BudgetSpent(Refusal):
@@ -165,9 +194,3 @@ class BudgetSpent(Refusal):
 def _before_stop(text: str, stops: tuple[str, ...]) -> str:
     found = [text.index(stop) for stop in stops if stop in text]
     return text[: min(found)] if found else text
-
-
-def _json(content: dict[str, Any], status: int = 200) -> "Response":
-    from fastapi import Response
-
-    return Response(json.dumps(content), status, media_type="application/json")

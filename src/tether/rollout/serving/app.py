@@ -6,16 +6,17 @@ and weights give the same tokens, whatever else is in the batch. A wrong request
 
 import asyncio
 import hmac
-import json
+import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from tether.core.config import Settings, validate
 from tether.core.enums import FinishReason
@@ -23,13 +24,16 @@ from tether.core.grammar import ANSWER_CLOSE, THINK_OPEN
 from tether.core.http import AccessControl, Refusal, declared_type, make_server, read_body, read_json, run_server, serving_app, status_of
 from tether.core.version import __version__
 from tether.models.load import LoadedModel
+from tether.models.messages import Message
+from tether.models.tool_formats import Tool
 from tether.rollout.engines.publish import PUBLISHER_ADVICE, UPDATE_TIMEOUT, publisher_tokens
+from tether.rollout.serving.chat import chat_response, envelope, finish_reason, json_response, read_fields, reply_message
 from tether.rollout.serving.engine_thread import COMPUTE_ERRORS
 from tether.rollout.serving.requests import COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, SamplingFields
 from tether.rollout.serving.served import Answer, ServedModel
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI, Request, Response
+    from fastapi import FastAPI, Request
 
     from tether.core.connections import ConnectionLimits
 
@@ -40,7 +44,7 @@ UPDATE_SECONDS = UPDATE_TIMEOUT
 MOST_UPDATE_SECONDS = 6 * 3600.0
 MAX_UPDATE_JSON = 2**16
 
-B = TypeVar("B", bound=BaseModel)
+B = TypeVar("B", bound=Settings)
 
 
 def make_app(served: ServedModel, token: str | None = None) -> "FastAPI":
@@ -56,7 +60,7 @@ def make_app(served: ServedModel, token: str | None = None) -> "FastAPI":
     async def failed(_: Request, error: Exception) -> Response:
         status, message = status_of(error)
         kind = "invalid_request_error" if status < 500 else "server_error"
-        return _reply({"error": {"message": message, "type": kind, "code": status}}, status)
+        return json_response({"error": {"message": message, "type": kind, "code": status}}, status)
 
     handlers: dict[Any, Any] = dict.fromkeys((HTTPException, Refusal, *COMPUTE_ERRORS), failed)
     app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers=handlers)
@@ -67,16 +71,9 @@ def make_app(served: ServedModel, token: str | None = None) -> "FastAPI":
     return app
 
 
-def _reply(content: dict[str, Any], status: int = 200) -> "Response":
-    from fastapi import Response
-
-    return Response(json.dumps(content), status, media_type="application/json")
-
-
 async def _read(request: "Request", kind: type[B]) -> B:
     """The JSON body of a request, checked field by field."""
-    value = await read_json(request, MAX_JSON)
-    return validate(kind, {key: given for key, given in value.items() if given is not None}, "request")
+    return read_fields(await read_json(request, MAX_JSON), kind)
 
 
 def _check_model(served: ServedModel, wanted: str | None) -> None:
@@ -94,16 +91,16 @@ def _add_information_routes(app: "FastAPI", served: ServedModel) -> None:
     async def health() -> Response:
         if not served.thread.is_alive:
             raise Refusal(503, "the engine has stopped; look at the server's output and start it again")
-        return _reply({"status": "ok", "requests": served.thread.num_requests, **_weights(served)})
+        return json_response({"status": "ok", "requests": served.thread.num_requests, **_weights(served)})
 
     @app.get("/version")
     async def version() -> Response:
-        return _reply({"version": f"tether {__version__}"})
+        return json_response({"version": f"tether {__version__}"})
 
     @app.get("/v1/models")
     async def models() -> Response:
         entry = {"id": served.name, "object": "model", "owned_by": "tether", "max_model_len": served.max_positions}
-        return _reply({"object": "list", "data": [{**entry, "vocab_size": served.vocabulary_size}]})
+        return json_response({"object": "list", "data": [{**entry, "vocab_size": served.vocabulary_size}]})
 
 
 # -------------------------------------------------------------------------------------------------------------- generation
@@ -124,20 +121,28 @@ def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
         for index, (prompt, score) in enumerate(zip(prompts, scores, strict=False)):
             tables = [{str(token): {"logprob": value}} for token, value in zip(prompt[1:], score, strict=True)]
             choices[index * body.n]["prompt_logprobs"] = [None, *tables]  # as vLLM has them; nothing predicts the first
-        return _reply(_envelope(served, "text_completion", choices, prompts, answers))
+        return json_response(_envelope(served, "text_completion", choices, prompts, answers))
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body = await _read(request, ChatBody)
-        _check_model(served, body.model)
-        if body.max_completion_tokens is not None:
-            body = body.model_copy(update={"max_tokens": body.max_completion_tokens})
-        served.check_text(sum(len(message.content) for message in body.messages))
-        prompt = served.chat.prompt([message.model_dump() for message in body.messages])
+        served.note_name(body.model)
+        body = body.model_copy(update={"max_tokens": body.budget})
+        messages, tools = body.conversation()
+        served.check_text(served.agent_chat.num_characters(messages, tools))
+        closing_tags: tuple[str, ...]
+        said: Callable[[str], dict[str, Any]]
+        if served.as_trained and not _uses_tools(messages, tools):
+            prompt = served.chat.prompt([{"role": message.role, "content": message.text} for message in messages])
+            closing_tags, said = (ANSWER_CLOSE,), _said_as_trained
+        else:
+            served.agent_chat.parser(tools)  # an unknown format is refused before anything is sampled
+            prompt = served.agent_chat.prompt(messages, tools)
+            closing_tags, said = (), partial(_said, served, tools, served.agent_chat.opens_thinking(prompt))
         room = served.room(prompt)
-        answers = await served.respond(body.requests(prompt, room, room, (ANSWER_CLOSE,)), request.is_disconnected)
-        choices = [_chat_choice(served, body, index, answer) for index, answer in enumerate(answers)]
-        return _reply(_envelope(served, "chat.completion", choices, [prompt], answers))
+        answers = await served.respond(body.requests(prompt, room, room, closing_tags), request.is_disconnected)
+        choices = [_chat_choice(served, body, index, answer, said(_text(served, body, answer))) for index, answer in enumerate(answers)]
+        return chat_response(_envelope(served, "chat.completion", choices, [prompt], answers), body)
 
     @app.post("/inference/v1/generate")
     async def generate(request: Request) -> Response:
@@ -147,27 +152,26 @@ def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
         requests = body.sampling_params.requests(prompt, served.room(prompt), COMPLETION_TOKENS)
         answers = await served.respond(requests, request.is_disconnected)
         choices = [_token_choice(body, index, answer) for index, answer in enumerate(answers)]
-        return _reply({"request_id": body.request_id or uuid.uuid4().hex, "choices": choices})
+        return json_response({"request_id": body.request_id or uuid.uuid4().hex, "choices": choices})
 
 
 def _envelope(
     served: ServedModel, kind: str, choices: list[dict[str, Any]], prompts: list[tuple[int, ...]], answers: list[Answer]
 ) -> dict[str, Any]:
     fed, sampled = sum(map(len, prompts)), sum(len(answer.completion.token_ids) for answer in answers)
-    return {
-        "id": f"{kind}-{uuid.uuid4().hex}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": served.name,
-        "choices": choices,
-        "usage": {"prompt_tokens": fed, "completion_tokens": sampled, "total_tokens": fed + sampled},
-    }
+    return envelope(kind, served.name, choices, fed, sampled)
 
 
 def _choice(index: int, answer: Answer, **more: Any) -> dict[str, Any]:
     """What the routes say alike of a response. Which weights sampled which tokens is in vLLM's form; a response never spans two versions here."""
     spans = [{"version": answer.version, "start": 0, "end": len(answer.completion.token_ids)}]
-    return {"index": index, "finish_reason": answer.finish_reason, "logprobs": None, "weight_versions": spans, **more}
+    return {
+        "index": index,
+        "finish_reason": finish_reason(answer.completion, more.get("message")),
+        "logprobs": None,
+        "weight_versions": spans,
+        **more,
+    }
 
 
 def _ids(answer: Answer) -> dict[str, Any]:
@@ -199,9 +203,22 @@ def _completion_choice(served: ServedModel, body: CompletionBody, index: int, an
     return choice
 
 
-def _chat_choice(served: ServedModel, body: ChatBody, index: int, answer: Answer) -> dict[str, Any]:
+def _uses_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+    return bool(tools) or any(message.role == "tool" or message.calls for message in messages)
+
+
+def _said_as_trained(text: str) -> dict[str, Any]:
     """The reply opens with the think tag that the prompt ended with, so that the conversation can be sent back as it is."""
-    message = {"role": "assistant", "content": THINK_OPEN + _text(served, body, answer)}
+    return {"role": "assistant", "content": THINK_OPEN + text}
+
+
+def _said(served: ServedModel, tools: Sequence[Tool], thinking: bool, text: str) -> dict[str, Any]:
+    """The parts of a reply: reasoning, text and tool calls."""
+    reply = served.agent_chat.read(text, tools, thinking=thinking)
+    return reply_message(reply, [f"call_{secrets.token_hex(12)}" for _ in reply.calls])
+
+
+def _chat_choice(served: ServedModel, body: ChatBody, index: int, answer: Answer, message: dict[str, Any]) -> dict[str, Any]:
     choice = _choice(index, answer, message=message, **(_ids(answer) if body.return_token_ids else {}))
     if body.logprobs:
         pairs = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
@@ -213,7 +230,9 @@ def _chat_choice(served: ServedModel, body: ChatBody, index: int, answer: Answer
 
 def _token_choice(body: GenerateBody, index: int, answer: Answer) -> dict[str, Any]:
     pairs = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
-    content: list[dict[str, Any]] = [{"token_id": token, "logprob": value, "rank": None, "top_logprobs": []} for token, value in pairs]
+    content: list[dict[str, Any]] = [
+        {"token": f"token_id:{token}", "token_id": token, "logprob": value, "rank": None, "top_logprobs": []} for token, value in pairs
+    ]
     logprobs = None if body.sampling_params.logprobs is None else {"content": content}
     return {**_choice(index, answer, stop_reason=None, token_ids=list(answer.completion.token_ids)), "logprobs": logprobs}
 
@@ -250,7 +269,7 @@ def _add_weight_routes(app: "FastAPI", served: ServedModel, token: str | None) -
 
     @app.get("/weight_info")
     async def weight_info() -> Response:
-        return _reply(_weights(served))
+        return json_response(_weights(served))
 
     @app.post("/start_weight_update")
     async def start(request: Request) -> Response:
@@ -268,7 +287,7 @@ def _add_weight_routes(app: "FastAPI", served: ServedModel, token: str | None) -
                 asyncio.get_running_loop().call_later(max(1.0, update.deadline - time.monotonic()), give_up_in_time)
 
         give_up_in_time()
-        return _reply({"update": update.id, "seconds": update.seconds, "replaces": replaced})
+        return json_response({"update": update.id, "seconds": update.seconds, "replaces": replaced})
 
     @app.post("/update_weights")
     async def take(request: Request) -> Response:
@@ -282,13 +301,13 @@ def _add_weight_routes(app: "FastAPI", served: ServedModel, token: str | None) -
         source = await read_body(request, _most_bytes(served)) if is_file else Path((await _read(request, PathBody)).path)
         count = await asyncio.to_thread(update.take, source)
         served.find_update(wanted)  # it may have been replaced meanwhile
-        return _reply({"tensors": count})
+        return json_response({"tensors": count})
 
     @app.post("/finish_weight_update")
     async def finish(request: Request) -> Response:
         update = served.find_update(request.query_params.get("update"))
         await served.finish_update(update)
-        return _reply({"weight_version": update.version})
+        return json_response({"weight_version": update.version})
 
 
 # ------------------------------------------------------------------------------------------------------------- in a program

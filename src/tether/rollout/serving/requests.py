@@ -1,4 +1,4 @@
-"""The bodies that `tether serve` accepts, checked field by field, and what they ask of the engine.
+"""The bodies that `tether serve` accepts, checked field by field, and what they ask of the engine (of chat: also chat.py).
 
 Three routes, one kind of request: OpenAI's completions, OpenAI's chat completions, and vLLM's route of token ids. A field that the server
 does not know, or cannot honour, is refused by name: a sampling option that is silently ignored changes what is sampled.
@@ -14,13 +14,12 @@ from pydantic import Field, field_validator
 from tether.core.config import Settings
 from tether.core.errors import BadInput
 from tether.core.protocols import Sampling
+from tether.rollout.serving.chat import MOST_STOPS, ChatFields, ResponseEnd
 from tether.rollout.serving.engine_thread import ResponseRequest
 
 MOST_CHOICES = 128
 MOST_RESPONSES = 1024
 """Of one request: prompts times choices."""
-MOST_STOPS, LONGEST_STOP = 64, 1000
-"""Texts that end a response are looked for behind every token; longer lists would slow everybody in the batch down."""
 LEAST_TEMPERATURE = 1e-3
 """Above 0: with less, logits overflow."""
 COMPLETION_TOKENS = 16
@@ -28,7 +27,6 @@ COMPLETION_TOKENS = 16
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
-Stop = Annotated[str, Field(max_length=LONGEST_STOP)]
 
 
 class PCG64State(Settings):
@@ -51,16 +49,14 @@ class PCG64State(Settings):
         return state
 
 
-class SamplingFields(Settings):
+class SamplingFields(ResponseEnd):
     """How tokens are drawn: the fields that all routes share."""
 
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
     """0 or -1 for all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
     stop_token_ids: Annotated[Ids, Field(max_length=MOST_STOPS)] = []
     include_stop_str_in_output: bool = False
     seed: Annotated[int, Field(ge=0, lt=2**128)] | None = None
@@ -69,7 +65,6 @@ class SamplingFields(Settings):
     # What other servers have and this one has not: accepted only at the value that changes nothing.
     frequency_penalty: Literal[0] = 0
     presence_penalty: Literal[0] = 0
-    user: str | None = None
 
     @field_validator("temperature")
     @classmethod
@@ -77,10 +72,6 @@ class SamplingFields(Settings):
         if 0 < temperature < LEAST_TEMPERATURE:
             raise ValueError(f"must be 0, which takes the likeliest token, or at least {LEAST_TEMPERATURE:g}")
         return temperature
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return tuple(text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if text)
 
     def requests(
         self,
@@ -155,22 +146,12 @@ class CompletionBody(SamplingFields):
         return [encode(text) if isinstance(text, str) else tuple(text) for text in several]
 
 
-class ChatMessage(Settings):
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class ChatBody(SamplingFields):
+class ChatBody(ChatFields, SamplingFields):
     """POST /v1/chat/completions."""
 
-    model: str | None = None
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """OpenAI's newer name of max_tokens."""
     logprobs: bool = False
     top_logprobs: Literal[0] | None = None
     return_token_ids: bool = False
-    stream: Literal[False] = False
 
 
 class TokenSampling(SamplingFields):
@@ -178,7 +159,8 @@ class TokenSampling(SamplingFields):
 
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
     detokenize: bool = True
-    """Accepted as vLLM has it; nothing is detokenized here but the texts that may end a response."""
+    skip_special_tokens: bool = True
+    """Both are accepted as vLLM has them; nothing is detokenized here but the texts that may end a response."""
 
 
 class GenerateBody(Settings):
@@ -189,3 +171,6 @@ class GenerateBody(Settings):
     model: str | None = None
     request_id: str | None = None
     stream: Literal[False] = False
+    # Without meaning here: caches end with their weights, and requests are taken in order.
+    cache_salt: str | None = None
+    priority: int = 0

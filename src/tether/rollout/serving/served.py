@@ -7,6 +7,7 @@ clients are served, and never a mixture. An update that is not finished in time 
 
 import asyncio
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,7 +22,6 @@ from safetensors.torch import load
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tether.core.enums import FinishReason
 from tether.core.errors import BadInput
 from tether.core.http import Refusal
 from tether.core.types import Completion
@@ -29,6 +29,7 @@ from tether.models.chat import ChatFormat
 from tether.models.load import LoadedModel
 from tether.models.logprobs import score_tokens
 from tether.models.lora import is_lora, merged
+from tether.models.messages import AUTO, AgentChat
 from tether.models.policy import Policy
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.engines.publish import SHARED_MEMORY
@@ -44,11 +45,6 @@ class Answer:
     prompt: tuple[int, ...]
     completion: Completion
     version: str
-
-    @property
-    def finish_reason(self) -> str:
-        """OpenAI's word for why the response ended."""
-        return "length" if self.completion.finish is FinishReason.LENGTH else "stop"
 
 
 class WeightUpdate:
@@ -121,13 +117,24 @@ class ServedModel:
     """One model for many clients."""
 
     def __init__(
-        self, name: str, loaded: LoadedModel, *, max_rows: int = 64, max_context: int | None = None, cache_gb: float | None = None
+        self,
+        name: str,
+        loaded: LoadedModel,
+        *,
+        max_rows: int = 64,
+        max_context: int | None = None,
+        cache_gb: float | None = None,
+        as_trained: bool = True,
+        tool_format: str = AUTO,
     ) -> None:
-        """Adapters are merged: weights that clients send are those of the plain model."""
-        self.name = name
+        """Adapters are merged: weights that clients send are those of the plain model. `as_trained`: chat without tools is asked as in training on
+        environments, with a think tag and an answer; else as the template has it. `tool_format`: of `AgentChat`."""
+        self.name, self.as_trained = name, as_trained
         self.policy = Policy(merged(loaded.model) if is_lora(loaded.model) else loaded.model, loaded.tokenizer, max_positions=max_context)
         self.tokenizer = loaded.tokenizer
         self.chat = ChatFormat(loaded.tokenizer, self.policy.end_of_turn_ids)
+        self.agent_chat = AgentChat(self.chat, tool_format)
+        self._has_noted_name = False
         self.version = "0"
         """The label of the weights; "0" for those that the server began with."""
         self._update: WeightUpdate | None = None
@@ -136,7 +143,6 @@ class ServedModel:
         )
         self.max_positions = self._engine.capacity
         """The most tokens of a text. A longer one would not fit into the cache even alone, and the batch that it is in would fail with it."""
-        self._longest_token = max(map(len, loaded.tokenizer.get_vocab()), default=1)
         self.thread = EngineThread(self._engine)
 
     def close(self) -> None:
@@ -146,6 +152,12 @@ class ServedModel:
     def vocabulary_size(self) -> int:
         return int(self.policy.config.vocab_size)
 
+    def note_name(self, wanted: str | None) -> None:
+        """Say once that a chat client asks for another model: agents have names of their own in their code."""
+        if wanted not in (None, self.name) and not self._has_noted_name:
+            self._has_noted_name = True
+            logging.getLogger(__name__).warning("a client asks for the model %r; every name is answered by %r", wanted, self.name)
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt."""
         self.check_text(len(text))
@@ -153,7 +165,7 @@ class ServedModel:
 
     def check_text(self, num_characters: int) -> None:
         """Refuse a text that is too long whatever its tokens are: to tokenise it would keep others waiting."""
-        if num_characters > self.max_positions * self._longest_token:
+        if num_characters > self.max_positions * self.agent_chat.longest_token:
             raise BadInput(
                 f"the prompt has {num_characters} characters, but a text may have {self.max_positions} tokens; send a shorter prompt"
             )

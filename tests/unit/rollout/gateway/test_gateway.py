@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -303,28 +304,61 @@ def test_requests_after_the_end_and_to_unknown_addresses(play: Play) -> None:
     assert answers == [410, 404] and waiting
 
 
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"n": 2}, "n is 2, which the gateway cannot honour"),
-        ({"tool_choice": "required", "tools": [TOOL]}, 'tool_choice is "required"'),
-        ({"response_format": {"type": "json_schema"}}, "response_format is"),
-        ({"logprobs": True}, "logprobs is true"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"temprature": 1}, "does not know the field 'temprature': did you mean 'temperature'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "the model reads text only"),
-    ],
+DEEP = json.loads('{"a": ' * 150 + "1" + "}" * 150)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"n": 2}, "request key 'n': got 2; it should be 1"),
+    ({"tool_choice": "required", "tools": [TOOL]}, "request key 'tool_choice': got 'required'; it should be 'auto' or 'none'"),
+    ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "request key 'tool_choice'"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "request key 'response_format.type': got 'json_schema'"),
+    ({"logprobs": True}, "request key 'logprobs': got True"),
+    ({"max_tokens": 0}, "request key 'max_tokens': got 0"),
+    ({"max_tokens": 10**30}, "request key 'max_tokens'"),
+    ({"temprature": 1}, "unknown request key 'temprature': did you mean 'temperature'"),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, "unknown request key 'chat_template_kwargs'"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "the model reads text only"),
+    ({"messages": [say("half \ud800")]}, "holds half of a character"),
+    ({"tools": [{**TOOL, "function": {"name": "look", "description": "\udfff"}}]}, "holds half of a character"),
+    ({"tools": [{**TOOL, "function": {"name": "look", "parameters": DEEP}}]}, "more than 100 levels"),
+    ({"messages": [say("x", "critic")]}, "has the role 'critic'"),
+    ({"messages": [{"role": ["user"], "content": "x"}]}, "has the role ['user']"),
+    ({"messages": [{"role": "user", "content": 5}]}, "has content that is a int"),
+    ({"messages": [{"role": "user", "content": [5]}]}, "has a part of type 'int'"),
+    ({"messages": [{"role": "user"}]}, "has no content"),
+    ({"messages": [{"role": "assistant", "tool_calls": "look"}]}, "tool_calls that are no function calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": 7}]}, "tool_calls that are no function calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": "{"}}]}]}, "arguments are no JSON"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": [1]}}]}]}, "arguments are no object"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": '{"a": "\\ud800"}'}}]}]},
+        "half of a character",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": json.dumps(DEEP)}}]}]}, "more than 100"),
+    ({"tools": [{"type": "web_search"}]}, "is of type 'web_search'"),
+    ({"tools": [{"type": "function", "function": {"name": 5}}]}, "tools[0] is of type 'function'; send function tools with a name"),
+    ({"tools": [{"type": "function", "function": {"name": "look", "parameters": []}}]}, "parameters that are no JSON schema"),
+]
+WRONG_TYPES = (
+    *("model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options", "n", "temperature", "top_p"),
+    *("top_k", "min_p", "seed", "presence_penalty", "logit_bias", "response_format", "modalities", "user", "store", "metadata"),
+    *("parallel_tool_calls", "service_tier", "reasoning_effort", "prompt_cache_key"),
 )
-def test_requests_that_cannot_be_honoured(play: Play, fields: dict[str, Any], line: str) -> None:
+REFUSED += [({name: [[]] if name != "messages" else {}}, f"request key '{name}") for name in WRONG_TYPES if name != "tools"]
+REFUSED += [({"tools": "look"}, "request key 'tools'")]
+
+
+def test_requests_that_cannot_be_honoured(play: Play) -> None:
     async def agent(task: Any, llm: ModelAddress) -> float:
         await ask(llm, [say("fine")], temperature=0.3, store=False, parallel_tool_calls=True)
         async with httpx.AsyncClient(trust_env=False) as client:
-            reply = await client.post(f"{llm.base_url}/chat/completions", json={"messages": [say("x")], **fields})
-        assert reply.status_code == 400 and line in reply.json()["error"]["message"], reply.text
+            for fields, line in REFUSED:
+                body = json.dumps({"messages": [say("x")], **fields}).encode()
+                reply = await client.post(f"{llm.base_url}/chat/completions", content=body, headers={"Content-Type": "application/json"})
+                assert reply.status_code == 400 and line in (said := reply.json()["error"]["message"]), (fields, reply.text)
+                assert "\n" not in said
         return 0.0
 
     (trajectory,) = play(agent, 1)
-    assert trajectory.error is None
+    assert trajectory.error is None and trajectory.measures["calls"] == 1
 
 
 def test_functions_that_are_no_agents() -> None:
@@ -353,7 +387,7 @@ json.load(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(requ
 if task["n"] == 1:
     sys.exit("no luck")
 if task["n"] == 2:
-    subprocess.Popen(["sleep", "61.75"])
+    subprocess.Popen(["sleep", "61.MARK"])
     time.sleep(60)
 print("thinking")
 print("no reward" if task["n"] == 3 else json.dumps({"reward": 1.0, "measures": {"lines": 2}}))
@@ -361,14 +395,15 @@ print("no reward" if task["n"] == 3 else json.dumps({"reward": 1.0, "measures": 
 
 
 def test_a_program_per_episode(play: Play, tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(PROGRAM)
+    mark = str(os.getpid())  # others may run this test on the same machine
+    (tmp_path / "agent.py").write_text(PROGRAM.replace("MARK", mark))
     fine, exits, hangs, silent = play(CommandAgent(f"{sys.executable} {tmp_path / 'agent.py'}"), 4, timeout=15.0)
     assert (fine.stop_reason, fine.reward, fine.measures["lines"], len(fine.turns)) == (StopReason.SUCCESS, 1.0, 2.0, 1)
     assert exits.error == "agent command ended with exit code 1: no luck"
     assert hangs.error == "agent ran for 15 s without an end (agent.timeout)"
     assert silent.error is not None and silent.error.startswith("agent command wrote no reward: its last line is 'no reward'")
     running = [Path(f"/proc/{pid.name}/cmdline").read_bytes() for pid in Path("/proc").glob("[0-9]*") if (pid / "cmdline").exists()]
-    assert not any(b"61.75" in command for command in running), "what it started ended with it"
+    assert not any(f"61.{mark}".encode() in command for command in running), "what it started ended with it"
 
 
 # --- training ---
