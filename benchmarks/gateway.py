@@ -35,8 +35,8 @@ from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import EpisodeRules, EpisodeSeeds
 from tether.rollout.gateway.agents import FunctionAgent, ModelAddress
 from tether.rollout.gateway.player import AgentPlayer, AgentRules
-from tether.rollout.gateway.requests import reply_body
 from tether.rollout.gateway.session import Budgets, Session
+from tether.rollout.serving.chat import reply_message
 
 MAX_TOKENS, MAX_CONTEXT, MAX_CALLS = 200, 3000, 6
 
@@ -71,7 +71,8 @@ class NativeConversation:
         self.num_tokens, self.num_calls = self.num_tokens + len(completion.token_ids), self.num_calls + 1
         self._session.finish(self._call, completion, self._chat.reply_text(completion))
         self._seen = len(self._call.tokens)
-        message = reply_body(self._call, "", "", 0)["choices"][0]["message"]
+        assert self._call.reply is not None and self._call.message is not None
+        message = reply_message(self._call.reply, self._call.message.call_ids)
         self._messages.append(message)
         for call in message.get("tool_calls", []):
             shown = sql_agent.run_tool(self._db, call["function"]["name"], json.loads(call["function"]["arguments"]))
