@@ -261,6 +261,12 @@ def _explain(what: str, problem: Any, keys: Sequence[str], synonyms: Mapping[str
         return f"unknown {what} key '{key}': {likely}"
     if problem["type"] == "missing":
         return f"{what} key '{key}' is missing; give it a value"
+    inside = [known for known in keys if known.startswith(f"{key}.")]
+    if inside and not isinstance(problem["input"], Mapping):
+        meant = f"{key}.name" if f"{key}.name" in inside else inside[0]
+        return (
+            f"{what} key '{key}' holds settings: got {without_passwords(short_repr(problem['input']))}; set one of them, such as '{meant}'"
+        )
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").strip()
     if not key or message.startswith("unknown "):  # the message names what was given
         return f"{what} key '{key}': {message}" if key else f"{what}: {message}"

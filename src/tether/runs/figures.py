@@ -123,7 +123,7 @@ def curve(panel: Panel, runs: Runs, colours: Mapping[str, str] | None = None) ->
                 _add_band(figure, series.band, records, colour)
             figure.add_trace(_line(series, steps, values, colour, label, panel.percent))
     low, high = _value_range(panel, shown, runs)
-    dress(figure, right_margin=20 if several else 76)
+    dress(figure, right_margin=20 if several else 86)
     figure.update_yaxes(range=[low, high], tickformat="~g", nticks=5)
     if panel.percent:
         figure.update_yaxes(tickformat=".0%", dtick=0.25)
@@ -243,13 +243,13 @@ def _label_ends(
             stacked += last
         else:
             places.append((last, series))
-    # A layer thinner than its label has no room for it; hovering still names it.
+    # A layer that is everywhere thinner than its label has no room for it; hovering still names it.
     thin = _LABEL_GAP / 2 * (high - low)
-    places = [(y, series) for y, series in places if series.style is not Style.SHARE or series.points(records)[1][-1] > thin]
+    places = [(y, series) for y, series in places if series.style is not Style.SHARE or max(series.points(records)[1]) > thin]
     places.sort(key=lambda place: place[0])
     heights = pushed_apart([(y - low) / (high - low) for y, _ in places])
     for height, (_, series) in zip(heights, places, strict=True):
-        colour = MUTED if series.style is Style.SHARE else mixed(series.colour, INK, 0.25)
+        colour = mixed(series.colour, INK, 0.55 if series.style is Style.SHARE else 0.25)
         # A line on its own is named by the title already; its last value says more.
         text = _shown(series.points(records)[1][-1], percent) if len(shown) == 1 else series.label
         figure.add_annotation(

@@ -84,8 +84,21 @@ def template_environment(*folders: str) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "number": number, "cut": cut, "headings": headings, "linked": linked, "figure": figure_html}
+    environment.filters |= {
+        "percent": percent,
+        "number": number,
+        "cut": cut,
+        "headings": headings,
+        "linked": linked,
+        "figure": figure_html,
+        "moment": moment,
+    }
     return environment
+
+
+def moment(recorded: object) -> str:
+    """A time on record, to be read. Example: "2026-11-18 06:30:02"."""
+    return str(recorded)[:19].replace("T", " ")
 
 
 def cut(text: str) -> str:
@@ -143,7 +156,11 @@ def write_result_page(result: Result, out: Path) -> Path:
             for k in pass_names([result])
             if (ends := result["intervals"].get(f"pass_at_{k}")) is not None
         ),
-        Tile("Instances", f"{metrics['instances']:.0f}", f"{metrics['prompts']:.0f} prompts, {protocol['samples']} samples each"),
+        Tile(
+            "Instances",
+            f"{metrics['instances']:.0f}",
+            f"{metrics['prompts']:.0f} prompts, {protocol['samples']} sample{'s' * (protocol['samples'] != 1)} each",
+        ),
         Tile("Failed", f"{metrics['errors']:.0f}", "conversations without a result, left out of every number"),
         Tile("Well formed", rate(metrics["format_valid"]), f"of the turns; {result['cut_responses']} responses were cut at their budget"),
     ]

@@ -31,7 +31,7 @@ class Style(StrEnum):
 COLOURS = {
     **{"blue": "#2b6cb0", "orange": "#c2622d", "grey": "#7b8794", "purple": "#805ad5", "teal": "#2c7a7b"},
     **{"pale_blue": "#93b7d9", "pale_orange": "#dfae8f", "pale_purple": "#c3b1ee", "pale_teal": "#97c4c4"},
-    **{"fail": "#d8dde3", "mixed": "#b9d3ec", "succeed": "#b7dcc4"},
+    **{"fail": "#c3cbd5", "mixed": "#b9d3ec", "succeed": "#b7dcc4"},
 }
 """The names of colours in panels.yaml, which may also write one as #rrggbb."""
 BLUE, ORANGE, FAIL = COLOURS["blue"], COLOURS["orange"], COLOURS["fail"]

@@ -228,12 +228,14 @@ def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mappin
 
 def _resolved(config: Path | None, given: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[RunSettings, list[str]]:
     """The same, and what is worth saying about them before a run."""
-    if config is None and "name" not in (given.get("env") or {}) and "agent" not in given:
+    env = given.get("env") or {}
+    if config is None and isinstance(env, Mapping) and "name" not in env and "agent" not in given:
         if not _names_data(given):
             raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
         given = _played_as_questions(given)
     data, asked = own_names(read_file(config), KNOWN) if config is not None else {}, merge(base, given)
-    section, name = data.get("algorithm"), (asked.get("algorithm") or {}).get("name")
+    section, wanted = data.get("algorithm"), asked.get("algorithm")
+    name = wanted.get("name") if isinstance(wanted, Mapping) else None
     if isinstance(section, dict) and name not in (None, section.get("name", "grpo")):  # the file may state every value of its own preset
         data = {**data, "algorithm": own_changes(section)}
     data, notes = _as_trained(merge(data, asked))

@@ -74,6 +74,7 @@ def test_a_default_is_checked_like_any_value() -> None:
         ({"rolout": {"group_size": 3}}, "unknown config key 'rolout': did you mean 'rollout'? (known: algo, out, rollout, sizes, steps)"),
         ({"steps": 0}, "config key 'steps': got 0; it should be greater than or equal to 1"),
         ({"algo": "pppo"}, "config key 'algo': got 'pppo'; it should be 'ppo' or 'grpo'"),
+        ({"rollout": "fast"}, "config key 'rollout' holds settings: got 'fast'; set one of them, such as 'rollout.group_size'"),
         ({"rollout": {"temperature": -0.5}}, "config key 'rollout.temperature': got -0.5; it should be greater than or equal to 0"),
         ({"sizes": [1, "x"]}, "config key 'sizes.1': got 'x'; it should be a valid integer, unable to parse string as an integer"),
         ({"steps": 13}, "config: 13 steps are unlucky"),

@@ -89,7 +89,7 @@ def test_the_stages_are_stacked_and_the_axis_holds_their_sum() -> None:
     swapped = curve(panel, {"run": as_records([{**OLD, "step": 1}, {"step": 2, **WHOLE.to_json()}])})
     assert swapped is not None
     labels = [annotation.text for annotation in swapped.layout.annotations]
-    assert labels == ["rollout", "all"]  # on an axis of 110 seconds half a second, and three and a half, have no room for their names
+    assert labels == ["rollout", "update", "all"]  # on an axis of 110 seconds, half a second has no room for its name
 
 
 def test_what_the_report_shows(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tether.runs.dashboard.episodes import episode, find, neighbours, previews, 
 from tether.runs.files import as_written
 from tether.runs.gradient_buckets import COLUMNS, GRADIENTS, decompositions, reading, table
 from tether.runs.index import ORDERS, TRAJECTORIES
+from tether.runs.pages import moment
 from tether.runs.reasoning_view import StepTemplates, episode_view, template_views
 from tether.runs.schema import StepRecord
 from tether.runs.store import METRICS
@@ -130,7 +131,7 @@ def _run_row(run: LiveRun) -> dict[str, Any]:
         "seed": shown(about.get("seed", config.get("seed", ""))),
         "tags": run.tags(),
         "steps": steps if isinstance(steps, int) else None,
-        "started": str(about.get("started", ""))[:19].replace("T", " "),
+        "started": moment(about.get("started", "")),
         **run.once("row", (METRICS,), lambda: _last_facts(run.records())),
     }
 

@@ -137,14 +137,14 @@ def test_narrow_wide_dark_and_printed(page: Any, address: str, runs: Path) -> No
         made.close()
     try:
         _emulate(page, 1400, "light")
-        page.open(f"{address}/")
+        page.open(f"{address}/?pool=no")
         page.wait(DRAWN)
         ends = "return [...document.querySelectorAll('#runs th')].slice(0, 8).map(cell => cell.getBoundingClientRect().right)"
         assert max(page.run(ends)) < 1400, "run, state, step, success, retrieval, regime and alarms are in view"
-        colours = "return Object.fromEntries([...document.querySelectorAll('td.name')].map(cell => [cell.textContent, cell.querySelector('.swatch').className]))"
+        colours = "return Object.fromEntries([...document.querySelectorAll('td.name')].map(cell => [cell.querySelector('a').title || cell.textContent, cell.querySelector('.swatch').className]))"
         listed = page.run(colours)
         names = [f"{sweep.name}/{path.name}" for path in sorted(sweep.iterdir())]
-        page.open(f"{address}/compare?run={names[0].replace('=', '%3D')}&run={names[1].replace('=', '%3D')}")
+        page.open(f"{address}/compare?run={names[0].replace('=', '%3D')}&run={names[1].replace('=', '%3D')}&pool=no")
         page.wait(DRAWN)
         compared = page.run(colours)
         assert len(compared) == 2 and {f"{sweep.name}/{name}": colour for name, colour in compared.items()}.items() <= listed.items()

@@ -45,6 +45,11 @@ async function drawRest() {
 const whenIdle = window.requestIdleCallback || ((act) => setTimeout(act, 50));
 let resting = true;
 
+// A sheet is narrower than most windows, and printing raises no resize event.
+const drawn = () => document.querySelectorAll(".js-plotly-plot");
+addEventListener("beforeprint", () => drawn().forEach((chart) => Plotly.relayout(chart, { width: Math.min(chart.clientWidth, 640) })));
+addEventListener("afterprint", () => drawn().forEach((chart) => Plotly.relayout(chart, { width: null, autosize: true })));
+
 function refreshCharts(root) {
   if (resting) { resting = false; setTimeout(() => whenIdle(drawRest), 300); }
   for (const element of root.querySelectorAll("[data-figure]")) {
