@@ -138,6 +138,7 @@ def test_narrow_wide_dark_and_printed(page: Any, address: str, runs: Path) -> No
     try:
         _emulate(page, 1400, "light")
         page.open(f"{address}/?pool=no")
+        page.wait("document.querySelectorAll('#runs td.name').length === 3")
         page.wait(DRAWN)
         ends = "return [...document.querySelectorAll('#runs th')].slice(0, 8).map(cell => cell.getBoundingClientRect().right)"
         assert max(page.run(ends)) < 1400, "run, state, step, success, retrieval, regime and alarms are in view"
