@@ -200,3 +200,10 @@ def test_a_sweep_names_what_failed_and_never_runs_twice(
     assert _call(*given, *engines, "--max-minutes", "1e-6") == 0
     assert "1 of 1" in (again := capsys.readouterr().out) and "1 runs are left, and the same command continues them" in again
     assert run.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("section", ["algorithm", "env"])
+def test_a_plain_value_for_a_section_is_one_line(section: str) -> None:
+    given = {"env": {"name": "frozen_lake"}, section: "ppo"}
+    with pytest.raises(ConfigError, match=f"config key '{section}' holds settings: got 'ppo'; set one of them, such as '{section}.name'"):
+        identity_of(given)
