@@ -17,6 +17,7 @@ from tether.core.enums import Split
 from tether.core.errors import BadInput, TetherError, environment_boundary
 from tether.core.protocols import few_shot_of
 from tether.core.setting_docs import setting_docs
+from tether.envs.adapters.catalog import ADAPTERS
 from tether.envs.checker import CheckReport, CheckResult
 from tether.envs.checker.checks import CHECKS, NUM_EPISODES, run_checks
 from tether.envs.checker.data import DataReport, check_data, data_environments
@@ -28,6 +29,7 @@ Examples:
   tether envs
   tether envs sokoban
   tether envs --check sokoban
+  tether envs --check reasoning_gym:leg_counting
   tether envs --check my_module:MyEnv --episodes 50
   tether envs --check --data test.jsonl
   tether envs --check --env metamathqa --data test.parquet --fields question=Question,answer=Answer
@@ -100,6 +102,13 @@ def _list(console: Console) -> None:
     console.print(table)
     for clash in ENVIRONMENTS.clashes():
         console.print(Text(clash, style="red"))
+    others = plain_table("name", "task", "package", title="environments of other packages", title_justify="left")
+    for adapter in ADAPTERS.values():
+        others.add_row(
+            Text(adapter.form), adapter.task, Text(f"{adapter.distribution} {adapter.version}" if adapter.version else adapter.install)
+        )
+    console.print()
+    console.print(others)
     console.print("\n`tether envs NAME` shows the rules and the options; `tether play NAME` lets you play.")
 
 

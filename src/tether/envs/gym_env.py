@@ -3,8 +3,6 @@
 The state is shown as gymnasium renders it as text (`ansi`), else as the numbers of the observation, each with its name where `observation_names`
 gives one; with observation=image as its picture. Actions are called by the names that the environment itself gives them, by `action_names`, or by
 their numbers. The seed and the split decide the seed of gymnasium's reset; `env_seed` seeds what happens in the episode.
-
-The classes are made by id, as attributes of this module, so that a worker process finds them by name.
 """
 
 import inspect
@@ -24,7 +22,6 @@ from tether.core.importing import in_one_line
 from tether.core.seeding import derive_seed
 from tether.envs.base import ActionEnv, ActionOptions, Work
 
-PREFIX = "gymnasium:"
 _MARKED = re.compile(r"\x1b\[4\dm(.)\x1b\[0m")
 """A coloured background marks the player in gymnasium's grids; it is written as brackets."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -131,21 +128,11 @@ def _written(observation: Any, names: list[str]) -> str:
 
 
 @lru_cache(maxsize=64)
-def gymnasium_class(id: str) -> type[GymnasiumEnv]:
+def env_class(id: str) -> type[GymnasiumEnv]:
     """The class of an id; one that gymnasium does not know, or cannot make, is one line."""
     try:
         gymnasium.spec(id)
     except gymnasium.error.Error as error:
         known = [known for known in gymnasium.registry if not known.startswith("tether/")]
         raise UnknownName(f"gymnasium has no environment '{id}' ({in_one_line(error)}): {did_you_mean(id, known, 12)}") from error
-    return type(id, (GymnasiumEnv,), {"name": f"{PREFIX}{id}", "id": id, "__module__": __name__, "__qualname__": id})
-
-
-def __getattr__(name: str) -> type[GymnasiumEnv]:
-    """The class of an id: how pickle finds it in another process."""
-    if name.startswith("__"):
-        raise AttributeError(name)
-    try:
-        return gymnasium_class(name)
-    except UnknownName as error:
-        raise AttributeError(str(error)) from error
+    return type(id, (GymnasiumEnv,), {"name": f"gymnasium:{id}", "id": id, "__module__": __name__, "__qualname__": id})

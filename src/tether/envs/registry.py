@@ -1,8 +1,8 @@
 """Environments by name, imported on use; options are checked against the class's own `Options` before anything is built.
 
 A name is one of: a built-in; one that user code registered; one that an installed distribution offers through the entry point group
-`tether.environments`; "package.module:Class", which is imported as it stands; "gymnasium:ID", an environment of gymnasium; or the address of an
-environment served over HTTP.
+`tether.environments`; "package.module:Class", which is imported as it stands; an environment of another package, such as "gymnasium:ID"
+(envs/adapters); or the address of an environment served over HTTP.
 An environment class has an attribute `Options` (a Settings class) and takes an instance of it as its only required argument.
 
 An `EnvFactory` builds environments of one kind, in this process or in another one. Another process receives a reference to the class (its module
@@ -27,6 +27,7 @@ from tether.core.config import Settings, validate
 from tether.core.errors import BadInput, EnvironmentFailure, TetherError, UnknownName, did_you_mean, from_outside
 from tether.core.importing import import_object, in_one_line, missing_module
 from tether.core.protocols import Env, few_shot_of
+from tether.envs.adapters.catalog import ADAPTERS, adapted_class, adapter_of
 from tether.envs.base import check_reset_signature
 
 ENTRY_POINTS = "tether.environments"
@@ -127,7 +128,8 @@ def is_address(name: str) -> bool:
 def check_name(name: str) -> str:
     """The name, if it may name an environment; no module is imported and nothing is built for that."""
     if not is_address(name) and ":" not in name and name not in ENVIRONMENTS.names():
-        raise UnknownName(f"unknown environment '{name}': {did_you_mean(name, ENVIRONMENTS.names())}")
+        forms = [adapter.form for adapter in ADAPTERS.values()]
+        raise UnknownName(f"unknown environment '{name}': {did_you_mean(name, [*ENVIRONMENTS.names(), *forms])}")
     return name
 
 
@@ -138,6 +140,13 @@ def check_received(name: str, where: str, what: str = "environment") -> None:
     A module of the current folder is imported only where the user named it: on the command line, or in a call. Nothing is imported here.
     """
     if is_address(name) or ":" not in name:
+        return
+    if adapter_of(name) is not None:  # of an installed package; a command of MCP is a program that would be started
+        command = name.removeprefix("mcp:")
+        if command != name and not is_address(command):
+            raise BadInput(
+                f"{where} names the environment '{name}', and starts a program for it; if that is what you want, name it yourself"
+            )
         return
     module = name.partition(":")[0].partition(".")[0]
     here = os.path.realpath(os.getcwd())
@@ -159,14 +168,12 @@ def check_received(name: str, where: str, what: str = "environment") -> None:
 
 def find_class(name: str) -> EnvClass:
     """The class of a name that is no address."""
-    if name.startswith("gymnasium:"):
-        from tether.envs.gym_env import PREFIX, gymnasium_class
-
-        return gymnasium_class(name.removeprefix(PREFIX))
+    if adapter_of(name) is not None:
+        return cast(EnvClass, adapted_class(name))
     found = (
         import_object(name, "environment", lambda value: inspect.isclass(value) and hasattr(value, "Options"))
         if ":" in name
-        else ENVIRONMENTS.get(name)
+        else ENVIRONMENTS.get(check_name(name))
     )
     if not callable(found) or not hasattr(found, "Options"):
         raise BadInput(
@@ -251,6 +258,8 @@ def env_factory(source: EnvSource, options: Mapping[str, Any] | None = None) -> 
     chosen = dict(options or {})
     if isinstance(source, str) and is_address(source):
         return EnvFactory(source, partial(make_env, source, **chosen), None)
+    if isinstance(source, str) and adapter_of(source) is not None:  # another process finds its class by this name
+        return EnvFactory(source, partial(make_env, source, **chosen), find_class(source).Options)
     if isinstance(source, str):
         return _of_class(find_class(source), source, chosen)
     name = getattr(source, "name", None)

@@ -6,11 +6,12 @@ its turn. There is no randomness in an episode: `env_seed` changes nothing.
 """
 
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 from pydantic import field_validator
 
 from tether.core.enums import Split
-from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
+from tether.envs.base import OptionsT, Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
 from tether.envs.qa import prompt
 from tether.envs.qa.dataset import Item, load, read_exact
@@ -52,23 +53,16 @@ class QAOptions(TurnOptions):
         return text
 
 
-class QA(TextEnv[QAOptions]):
-    """Answer a question."""
+class Questions(TextEnv[OptionsT]):
+    """Answer a question: what draws questions, what grades answers and what the agent is told are handed in."""
 
-    name = "qa"
-    Options = QAOptions
-    metrics = ("attempts",)
-    read_row = staticmethod(read_exact)
-    owner_options = ("data", "reward")
+    metrics: ClassVar[tuple[str, ...]] = ("attempts",)
+    retries: ClassVar[bool] = True
+    """A wrong answer may be followed by another one while turns are left."""
 
-    def __init__(self, options: QAOptions | None = None, *, generator: Generator | None = None, reward: Grader | None = None) -> None:
-        super().__init__(options or QAOptions())
-        chosen = self.options
-        self._make: Generator = generator or load(
-            chosen.data, chosen.reward, chosen.bad_rows, tuple(chosen.fields.items()), chosen.template
-        )
-        self._grade: Grader = reward or make_grader(chosen.reward)
-        self._wording = prompt.wording_of(chosen.reward)
+    def __init__(self, options: OptionsT, generator: Generator, grader: Grader, wording: prompt.Wording) -> None:
+        super().__init__(options)
+        self._make, self._grade, self._wording = generator, grader, wording
 
     def generate(self, seed: int) -> None:
         self.item: Item = self._make(seed, self.options.split)
@@ -79,14 +73,15 @@ class QA(TextEnv[QAOptions]):
             return Outcome(NO_ANSWER, valid=False, info=self._info(correct=False))
         graded = self._grade(self.item, answer)
         if not graded.valid:
-            return Outcome(graded.feedback, valid=False, info=self._info(correct=False))
+            failed = {"grading_error": graded.error} if graded.error else {}
+            return Outcome(graded.feedback, valid=False, info={**self._info(correct=False), **failed})
         self._attempts += 1
-        last = self._turns + 1 >= self.max_turns
+        last = not self.retries or self._turns + 1 >= self.max_turns
         done = graded.success or last
         text = graded.feedback or (CORRECT if graded.success else INCORRECT if last else THINK_AGAIN)
         return Outcome(text, graded.reward if done else 0.0, done, graded.success, info=self._info(correct=graded.success))
 
-    def _info(self, *, correct: bool) -> dict[str, bool | int]:
+    def _info(self, *, correct: bool) -> dict[str, Any]:
         return {"attempts": self._attempts, "correct": correct}
 
     @property
@@ -108,7 +103,7 @@ class QA(TextEnv[QAOptions]):
 
     @property
     def task(self) -> str:
-        return self._wording.task(self.max_turns)
+        return self._wording.task(self.max_turns if self.retries else 1)
 
     @property
     def example(self) -> Example:
@@ -118,12 +113,30 @@ class QA(TextEnv[QAOptions]):
     def refused(self) -> str:
         return self._wording.refused
 
-    @property
-    def paper(self) -> str:
-        return prompt.paper(self.options.reward, self.max_turns)
-
     def worked_examples(self, count: int) -> tuple[Example, ...]:
         return self._wording.worked
 
     def opening(self) -> str:
         return self.item.question
+
+
+class QA(Questions[QAOptions]):
+    """Answer a question of a file."""
+
+    name = "qa"
+    Options = QAOptions
+    read_row = staticmethod(read_exact)
+    owner_options = ("data", "reward")
+
+    def __init__(self, options: QAOptions | None = None, *, generator: Generator | None = None, reward: Grader | None = None) -> None:
+        chosen = options or QAOptions()
+        super().__init__(
+            chosen,
+            generator or load(chosen.data, chosen.reward, chosen.bad_rows, tuple(chosen.fields.items()), chosen.template),
+            reward or make_grader(chosen.reward),
+            prompt.wording_of(chosen.reward),
+        )
+
+    @property
+    def paper(self) -> str:
+        return prompt.paper(self.options.reward, self.max_turns)

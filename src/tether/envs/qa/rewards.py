@@ -40,6 +40,8 @@ class Graded:
     """What the agent is told before its next turn; empty: right or wrong."""
     valid: bool = True
     """False: it is no answer at all, such as prose where a program is asked for."""
+    error: str = ""
+    """What grading raised, for the record; not shown to the agent."""
 
 
 class Grader(Protocol):
