@@ -67,6 +67,7 @@ NOT_RUN = {
     ),
     "tether doctor --model Qwen/Qwen2.5-3B-Instruct --set lora.rank=16 --out /data/runs": NETWORK,
     "tether doctor": "tests/unit/cli/test_doctor.py",
+    "tether envs --check reasoning_gym:leg_counting": "the extra reasoning-gym; tests/unit/envs/test_adapters.py",
     "tether envs --check --env metamathqa --data test.parquet --fields question=Question,answer=Answer": "the extra data",
     "tether models get smollm2": NETWORK,
     "tether play searchqa --set retriever=http://127.0.0.1:8020": SERVER,
