@@ -342,3 +342,50 @@ def test_the_tools_of_an_mcp_server(tmp_path: Path) -> None:
         env.close()
     with pytest.raises(EnvironmentFailure, match="the server does not start"):
         make_env("mcp:no-such-program")
+
+
+# --------------------------------------------------------------------------------------------------------------- verifiers
+
+TASKSET = """
+import verifiers.v1 as vf
+
+__all__ = ["Sums"]
+
+class SumData(vf.TaskData):
+    answer: int
+
+class SumTask(vf.Task[SumData]):
+    NEEDS_CONTAINER = {container}
+
+    @vf.reward
+    async def right(self, trace: vf.Trace) -> float:
+        return float(trace.last_reply == str(self.data.answer))
+
+class SumsConfig(vf.TasksetConfig):
+    most: int = 60
+
+class Sums(vf.Taskset[SumTask, SumsConfig]):
+    def load(self):
+        for number in range(self.config.most):
+            yield SumTask(SumData(prompt=f"What is {{number}} + {{number + 1}}?", system_prompt="Compute.", answer=2 * number + 1), self.config.task)
+"""
+
+
+@pytest.mark.slow
+def test_a_taskset_of_verifiers_is_scored_by_its_own_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
+    (tmp_path / "my_sums.py").write_text(TASKSET.format(container=False))
+    (tmp_path / "my_boxes.py").write_text(TASKSET.format(container=True))
+    monkeypatch.syspath_prepend(tmp_path)
+    env: Any = make_env("verifiers:my-sums", split="all", config={"most": 7})
+    assert env.num_instances == 7 and env.reset(3).text == "Turn 1 of 1.\nCompute.\n\nWhat is 3 + 4?"
+    right = env.step("7")
+    assert (right.reward, right.success, right.done) == (1.0, True, True)
+    env.reset(3)
+    assert env.step("8").reward == 0.0
+    with pytest.raises(BadInput, match="need a container, so it is no single-turn taskset; run it against `tether serve`"):
+        make_env("verifiers:my-boxes")
+    with pytest.raises(UnknownName, match="verifiers has no taskset 'my-sumz'"):
+        make_env("verifiers:my-sumz")
+    with pytest.raises(BadInput, match="mosst Extra inputs are not permitted"):
+        make_env("verifiers:my-sums", config={"mosst": 7})

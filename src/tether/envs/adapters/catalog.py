@@ -53,6 +53,7 @@ ADAPTERS = {
         "reasoning_gym:NAME", "generated puzzles, about a hundred kinds", "reasoning-gym", "reasoning-gym", f"{_HERE}.reasoning_gym", "reasoning_gym"
     ),
     "textarena": Adapter("textarena:ID", "games for one player, or against an opponent", "textarena", "textarena", f"{_HERE}.textarena", "textarena"),
+    "verifiers": Adapter("verifiers:TASKSET", "single-turn tasksets", "verifiers", "verifiers", f"{_HERE}.verifiers", "verifiers"),
 }  # fmt: skip
 
 
