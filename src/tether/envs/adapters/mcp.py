@@ -204,8 +204,9 @@ class Connection:
                     self._started.set_result(client)
                     await self._stop.wait()
         except BaseException as error:
-            if not self._started.done():
-                self._started.set_exception(error)
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
 
     async def _ended(self) -> None:
         self._stop.set()

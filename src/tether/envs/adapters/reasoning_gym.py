@@ -11,6 +11,7 @@ import random
 import typing
 from collections.abc import Callable
 from functools import lru_cache
+from tokenize import TokenError
 from typing import Any, ClassVar
 
 from pydantic import Field, PydanticSchemaGenerationError, TypeAdapter, ValidationError, create_model
@@ -30,6 +31,8 @@ from tether.envs.splits import draw
 NONSENSE = "?!"
 """No task has this for an answer."""
 KEPT_ENTRIES = 2048
+CANNOT_READ = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError, SyntaxError, TokenError)
+"""What scorers raise at an answer that is not of the form they expect."""
 
 
 class ReasoningGymOptions(TurnOptions):
@@ -84,7 +87,7 @@ class Score:
     def __call__(self, item: Item, answer: str) -> Graded:
         try:
             score = float(self._entries.score_answer(answer, item.row))
-        except Exception as error:
+        except CANNOT_READ as error:
             self._entries.score_answer(item.row["answer"], item.row)  # raises, and ends the episode, where the task itself is broken
             return Graded(0.0, False, "This answer cannot be read.", valid=False, error=in_one_line(error))
         return Graded(score, score >= 1)
