@@ -61,7 +61,7 @@ class Agent:
                 for name, options in self.environments.items()
             }
             data = {"version": VERSION, "environments": environments, "rollout": dict(self.rollout)}
-            (folder / AGENT).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            (folder / AGENT).write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, model: str) -> "Agent | None":

@@ -76,7 +76,7 @@ def make_app(catalogue: Catalogue, search_templates: StepTemplateSearch, token: 
     render = _renderer()
 
     def refused(request: Request, error: Exception) -> Response:
-        status, message = 400 if isinstance(error, BadInput) else 500, str(error)
+        status, message = 400 if isinstance(error, BadInput) else 422, str(error)  # a file of a run that cannot be read
         if isinstance(error, Refusal):
             status = error.status
         elif isinstance(error, HTTPException):
