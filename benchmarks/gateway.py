@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8, help="members that play one task")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--agent", choices=("openai", "http"), default="openai")
+    parser.add_argument("--workers", type=int, default=8, help="processes that play the episodes; 0: this one")
     parser.add_argument("--speculative", type=int, default=8)
     options = parser.parse_args()
     loaded = measured_model(options.model, options.device, options.dtype)
@@ -125,7 +126,7 @@ def main() -> None:
     format_ = ChatFormat(loaded.tokenizer, policy.end_of_turn_ids)
     tasks = [json.loads(line) for line in Path(options.tasks).read_text().splitlines()]
     agent = FunctionAgent(sql_agent.agent if options.agent == "openai" else http_agent_in_loop)
-    player = AgentPlayer(agent, AgentRules(max_calls=MAX_CALLS, concurrency=options.episodes))
+    player = AgentPlayer(agent, AgentRules(max_calls=MAX_CALLS, concurrency=options.episodes, workers=options.workers))
     sampling, rules = Sampling(max_tokens=MAX_TOKENS), EpisodeRules(MAX_CONTEXT, MAX_TOKENS, 0.0)
 
     def engine(keeps_slots: bool) -> NativeEngine:

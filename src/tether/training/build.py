@@ -7,6 +7,7 @@ and reference are made as at the start and then restored, or never change. Learn
 Where ranks divide the weights and servers sample, no model of the run is whole on a rank's device: all are loaded by `_divided`.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -236,8 +237,14 @@ def agent_player(settings: AgentSettings) -> AgentPlayer | None:
         settings.max_tokens,
         exact=settings.history == "exact",
         tool_format=settings.tool_format,
+        workers=_num_agent_workers() if settings.workers is None else settings.workers,
     )
     return AgentPlayer(find_agent(settings.target, settings.command, settings.env), rules)
+
+
+def _num_agent_workers() -> int:
+    """None on a CPU, where sampling takes all cores and most of the time."""
+    return min(8, max(1, (os.cpu_count() or 1) - 2)) if torch.cuda.is_available() else 0
 
 
 def env_specs(environments: Sequence[EnvSettings], player: AgentPlayer | None = None) -> list[EnvSpec]:

@@ -5,6 +5,7 @@ it is recorded, played again where the run says so, and never counts as a reward
 """
 
 import asyncio
+import importlib
 import inspect
 import json
 import math
@@ -12,6 +13,7 @@ import os
 import shlex
 import shutil
 import tempfile
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +60,25 @@ class ModelAddress:
             import openai
         except ModuleNotFoundError as error:
             raise missing_module("llm.client()", error, "importing 'openai' failed: ") from error
-        return openai.AsyncOpenAI(base_url=self.base_url, api_key=self.api_key)
+        return openai.AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=_http_client(openai.DefaultAsyncHttpxClient))
+
+
+_TRANSPORTS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any]" = weakref.WeakKeyDictionary()
+
+
+def _http_client(kind: type[Any]) -> Any:
+    """OpenAI's HTTP client over connections that the episodes of an event loop share: each would read the machine's certificates first (20 ms), and
+    open a connection of its own."""
+    loop = asyncio.get_running_loop()
+    if loop not in _TRANSPORTS:
+        library = importlib.import_module(kind.__mro__[1].__module__.partition(".")[0])  # httpx, or the one that followed it
+
+        class Shared(library.AsyncHTTPTransport):  # type: ignore[name-defined]
+            async def aclose(self) -> None:
+                """The other episodes go on with it."""
+
+        _TRANSPORTS[loop] = Shared(verify=False, limits=library.Limits(max_connections=None, max_keepalive_connections=None))
+    return kind(transport=_TRANSPORTS[loop])
 
 
 class Agent(Protocol):

@@ -22,7 +22,7 @@ from tether.core.types import Completion
 from tether.models.messages import AgentChat
 from tether.rollout.gateway.session import Budgets, Session
 from tether.rollout.serving.chat import ChatFields, chat_response, envelope, finish_reason, json_response, read_fields, reply_message
-from tether.rollout.serving.engine_thread import COMPUTE_ERRORS, ResponseRequest
+from tether.rollout.serving.response import COMPUTE_ERRORS, ResponseRequest
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Response

@@ -28,8 +28,8 @@ from tether.models.messages import Message
 from tether.models.tool_formats import Tool
 from tether.rollout.engines.publish import PUBLISHER_ADVICE, UPDATE_TIMEOUT, publisher_tokens
 from tether.rollout.serving.chat import chat_response, envelope, finish_reason, json_response, read_fields, reply_message
-from tether.rollout.serving.engine_thread import COMPUTE_ERRORS
 from tether.rollout.serving.requests import COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, SamplingFields
+from tether.rollout.serving.response import COMPUTE_ERRORS
 from tether.rollout.serving.served import Answer, ServedModel
 
 if TYPE_CHECKING:

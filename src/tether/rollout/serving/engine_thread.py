@@ -13,45 +13,20 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import numpy as np
-
-from tether.core.errors import TetherError
 from tether.core.http import Refusal
-from tether.core.protocols import EngineStatistics, PromptTokens, Sampling
+from tether.core.protocols import EngineStatistics
 from tether.core.types import Completion
 from tether.rollout.engines.continuous_batch import Admission
 from tether.rollout.engines.native import NativeEngine
+from tether.rollout.serving.response import COMPUTE_ERRORS, ResponseRequest
 
 T = TypeVar("T")
-
-COMPUTE_ERRORS = (TetherError, RuntimeError, ValueError, MemoryError)
-"""What a batch or a job may fail with; the clients are told, and the thread continues."""
 
 
 class ServerStopped(RuntimeError):
     """Raised inside the engine to end a batch when the server stops."""
 
     status_code = 503
-
-
-class ResponseRequest:
-    """A conversation of one response: the tokens of a request, and a future that receives the completion."""
-
-    prefix_key = 0  # the engine compares the tokens too: equal prompts that wait together are computed once
-
-    def __init__(
-        self, prompt: tuple[int, ...], sampling: Sampling, uniforms: np.random.Generator, closing_tags: tuple[str, ...] = ()
-    ) -> None:
-        self.prompt, self.sampling, self.uniforms, self.closing_tags = prompt, sampling, uniforms, closing_tags
-        self.done: Future[Completion] = Future()
-
-    def begin(self) -> PromptTokens:
-        # From here on the future cannot be cancelled; a client that went away before costs nothing.
-        return self.prompt if not self.done.done() and self.done.set_running_or_notify_cancel() else None
-
-    def receive(self, completion: Completion) -> PromptTokens:
-        self.done.set_result(completion)
-        return None
 
 
 class EngineThread:

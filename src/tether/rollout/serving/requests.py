@@ -15,7 +15,7 @@ from tether.core.config import Settings
 from tether.core.errors import BadInput
 from tether.core.protocols import Sampling
 from tether.rollout.serving.chat import MOST_STOPS, ChatFields, ResponseEnd
-from tether.rollout.serving.engine_thread import ResponseRequest
+from tether.rollout.serving.response import ResponseRequest
 
 MOST_CHOICES = 128
 MOST_RESPONSES = 1024

@@ -33,7 +33,8 @@ from tether.models.messages import AUTO, AgentChat
 from tether.models.policy import Policy
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.engines.publish import SHARED_MEMORY
-from tether.rollout.serving.engine_thread import EngineThread, ResponseRequest
+from tether.rollout.serving.engine_thread import EngineThread
+from tether.rollout.serving.response import ResponseRequest
 
 T = TypeVar("T")
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,7 +134,7 @@ async def rewrites(task: Any, llm: ModelAddress) -> float:
 
 def test_why_contexts_began(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    from tether.rollout.gateway import player as module
+    from tether.rollout.gateway import episodes as module
 
     whole = module.trajectory_of
     monkeypatch.setattr(
@@ -462,3 +463,38 @@ def test_settings_of_agents(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no module 'no_such_module'"):
         tether.train(agent="no_such_module:agent", tasks=tasks, out=tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+# --- workers ---
+
+
+def test_workers_sample_the_same_tokens(play: Play) -> None:
+    here, there = play(three_turns, 4), play(three_turns, 4, workers=2)
+    assert [turn.response_ids for one in here for turn in one.turns] == [turn.response_ids for one in there for turn in one.turns]
+    assert [one.measures for one in here] == [one.measures for one in there] and [one.member for one in there] == [0, 1, 2, 3]
+
+
+async def kills_its_process(task: Any, llm: ModelAddress) -> float:
+    await ask(llm, [say("begin")])
+    if task["n"] == 0:
+        os.kill(os.getpid(), 9)
+    await asyncio.sleep(0.5)  # the other episode of the same worker goes with it, those of others do not
+    return 1.0
+
+
+def test_an_agent_that_kills_its_process_errors_the_episodes_of_that_worker(play: Play) -> None:
+    first, second, *_ = played = play(kills_its_process, 4, workers=2)
+    assert (first.stop_reason, first.error) == (StopReason.ENV_ERROR, "the process that played the agent was ended by SIGKILL")
+    assert second.stop_reason is StopReason.SUCCESS and len(played) == 4
+
+
+def test_an_agent_that_cannot_be_sent_is_played_here(play: Play) -> None:
+    lock = threading.Lock()
+
+    async def holds_a_lock(task: Any, llm: ModelAddress) -> float:
+        with lock:
+            await ask(llm, [say("begin")])
+        return 1.0
+
+    (trajectory,) = play(holds_a_lock, 1, workers=2)
+    assert trajectory.stop_reason is StopReason.SUCCESS
