@@ -60,7 +60,7 @@ FREE_ON_RESUME = {
     "rollout": ("max_rows", "cache_gb", "speculative_tokens", "error_retries", "engine"),
     "server": (),
     "diagnosis": ("every",),
-    "agent": ("target", "command", "tasks", "timeout", "concurrency"),
+    "agent": ("target", "command", "tasks", "timeout", "concurrency", "workers"),
     "trackers": (),
 }
 """What may change when a run is resumed, whole sections where no keys are named: how long it is, where it samples, who follows it, and what
