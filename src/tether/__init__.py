@@ -43,6 +43,7 @@ _PUBLIC = {
     "compare": "tether.runs.evaluations",
     "cross_score": "tether.diagnostics.cross_score",
     "evaluate": "tether.training.api",
+    "gateway": "tether.training.gateway",
     "load_model": "tether.models.load",
     "make_env": "tether.envs.registry",
     "measure_information": "tether.diagnostics.information",
@@ -90,6 +91,7 @@ __all__ = [
     "compare",
     "cross_score",
     "evaluate",
+    "gateway",
     "load_model",
     "make_env",
     "measure_information",
@@ -127,6 +129,7 @@ if TYPE_CHECKING:
     from tether.training.api import evaluate, play, train
     from tether.training.callbacks import Callback
     from tether.training.evaluate import Evaluation
+    from tether.training.gateway import gateway
     from tether.training.sft.api import sft
     from tether.training.side_by_side import sweep
     from tether.training.sweep import Trial

@@ -19,6 +19,7 @@ from tether.cli import (
     envs,
     evaluate,
     export,
+    gateway,
     leaderboard,
     models,
     play,
@@ -77,6 +78,7 @@ app.command(epilog=settings.EXAMPLES)(settings.settings)
 app.add_typer(models.app, name="models")
 app.command(epilog=play.EXAMPLES)(play.play)
 app.command(epilog=serve.EXAMPLES)(serve.serve)
+app.command(epilog=gateway.EXAMPLES)(gateway.gateway)
 app.command("serve-env", epilog=serve_env.EXAMPLES)(serve_env.serve_env)
 app.command("serve-search", epilog=serve_search.EXAMPLES)(serve_search.serve_search)
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)

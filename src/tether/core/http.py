@@ -84,10 +84,13 @@ def token_for(url: str, variable: str = TOKEN_VARIABLE) -> str | None:
 
 
 class AccessControl:
-    """Admits requests with the token; without a token, requests to this machine's names that no page of another site has sent."""
+    """Admits requests with the token; without a token, requests to this machine's names that no page of another site has sent.
 
-    def __init__(self, app: Any, token: str | None) -> None:
-        self._app = app
+    `opened`: paths that need no token, beside /health, because they hold a secret of their own.
+    """
+
+    def __init__(self, app: Any, token: str | None, opened: re.Pattern[str] | None = None) -> None:
+        self._app, self._opened = app, opened
         self._expected = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -103,7 +106,9 @@ class AccessControl:
 
     def _refusal(self, path: str, headers: dict[bytes, str]) -> Refusal | None:
         if self._expected is not None:
-            if path == "/health" or hmac.compare_digest(headers.get(b"authorization", "").encode("latin-1"), self._expected):
+            if path == "/health" or (self._opened is not None and self._opened.match(path)):
+                return None
+            if hmac.compare_digest(headers.get(b"authorization", "").encode("latin-1"), self._expected):
                 return None
             return Refusal(401, "this server wants its token: send Authorization: Bearer TOKEN")
         host = headers.get(b"host", "")

@@ -208,15 +208,19 @@ class RunStore:
         """Add the timings of a step, such as {"seconds": {"rollout": 3.1}, "tokens_per_second": 900.0}."""
         self._append(TIMINGS, [{"step": step, **timings}])
 
-    def append_trajectories(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Add the trajectories of a step, all of one split in one call: a later call for that step and split replaces them for readers."""
+    def append_trajectories(self, records: Sequence[Mapping[str, Any]], *, joins: bool = False) -> None:
+        """Add the trajectories of a step, all of one split in one call: a later call for that step and split replaces them for readers, unless it
+        `joins` them."""
         if not self.writes:
             return
         self.lock()
         if self._index_writer is None:
             self._index_writer = IndexWriter(self.folder)
         known = self._index_writer.attempts
-        attempts = {block: known.get(block, -1) + 1 for block in {(int(record["step"]), str(record["split"])) for record in records}}
+        attempts = {
+            block: max(0, known.get(block, -1) + (not joins))
+            for block in {(int(record["step"]), str(record["split"])) for record in records}
+        }
         written = []
         for record in records:
             block = (int(record["step"]), str(record["split"]))

@@ -230,7 +230,12 @@ def agent_player(settings: AgentSettings) -> AgentPlayer | None:
     """What plays the tasks of an agent's program, where the run has one."""
     if not settings.is_given:
         return None
-    rules = AgentRules(
+    return AgentPlayer(find_agent(settings.target, settings.command, settings.env), agent_rules(settings))
+
+
+def agent_rules(settings: AgentSettings) -> AgentRules:
+    """How agents are run."""
+    return AgentRules(
         settings.timeout,
         settings.concurrency,
         settings.max_calls,
@@ -239,7 +244,6 @@ def agent_player(settings: AgentSettings) -> AgentPlayer | None:
         tool_format=settings.tool_format,
         workers=_num_agent_workers() if settings.workers is None else settings.workers,
     )
-    return AgentPlayer(find_agent(settings.target, settings.command, settings.env), rules)
 
 
 def _num_agent_workers() -> int:

@@ -148,6 +148,26 @@ def comparison_settings(targets: Sequence[str], env: str | None, best: bool, giv
     return settings
 
 
+def gateway_settings(target: str, best: bool, given: Mapping[str, Any]) -> RunSettings:
+    """The settings of a gateway for programs that open sessions themselves: those of the run folder if `target` is one, without the program that
+    it was trained with."""
+    given = merge({"agent": {"target": None, "command": None, "tasks": None}}, given)
+    base, agent = _target_settings(target, best, given, TASKS)
+    data = merge(base, given)
+    if agent is not None:
+        data, notes = agent.beneath(data, f"'{target}' is asked as it was trained")
+        _say(notes)
+    settings = validate(RunSettings, data)
+    if is_endpoint(target) or settings.rollout.engine != DEFAULT_ENGINE:
+        raise BadInput(
+            f"a gateway samples by itself, and got '{target}' with rollout.engine={settings.rollout.engine}; give a model or a run folder"
+        )
+    if settings.agent.is_given:
+        raise BadInput("a gateway starts no program: agents open sessions themselves; leave out agent.target and agent.command")
+    check_name(settings.model.name)
+    return settings
+
+
 def _target_settings(target: str, best: bool, given: Mapping[str, Any], env: str | None) -> tuple[dict[str, Any], Agent | None]:
     """Settings of a run folder with its newest or best checkpoint as the model; of a model, just its name. And how it was trained, where that is
     known. `env`: what is played instead of the run's own environments. `given` is what the user named."""

@@ -112,7 +112,10 @@ def read_result(returned: Any) -> Result:
         raise AgentFailure(f"agent returned {number}; return a finite number")
     if result.success is not None and not isinstance(result.success, bool):
         raise AgentFailure(f"agent returned success={result.success!r:.40}; return True or False")
-    measures = {str(name): float(value) for name, value in dict(result.measures or {}).items() if math.isfinite(float(value))}
+    try:
+        measures = {str(name): float(value) for name, value in dict(result.measures or {}).items() if math.isfinite(float(value))}
+    except (TypeError, ValueError):
+        raise AgentFailure(f"agent returned measures={result.measures!r:.60}; return numbers by name") from None
     return Result(number, result.success, measures)
 
 

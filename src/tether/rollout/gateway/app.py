@@ -8,6 +8,7 @@ not tried again by clients. What the engine fails with ends the rollout, not one
 import asyncio
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_JSON = 64 * 2**20
 RETRY_HEADER = "x-stainless-retry-count"
+SESSION_PATH = re.compile(r"/sessions/[^/]+/v1/")
 
 
 class GatewayBody(ChatFields):
@@ -74,6 +76,8 @@ class Gateway:
         self.notes: dict[str, None] = {}
         """What is worth saying once."""
         self._entries: dict[str, _Entry] = {}
+        self._ended: set[str] = set()
+        """Secrets of sessions that are forgotten."""
 
     def open(self, seed: int, sampling: Sampling, budgets: Budgets, *, exact: bool = True) -> tuple[str, Session]:
         """A new session and the secret of its address."""
@@ -86,11 +90,12 @@ class Gateway:
         self._entries[secret].session.close()
 
     def forget(self) -> None:
-        """Forget the sessions that have ended."""
+        """Forget the sessions that have ended, all but their secrets."""
+        self._ended |= {secret for secret, entry in self._entries.items() if not entry.session.is_open}
         self._entries = {secret: entry for secret, entry in self._entries.items() if entry.session.is_open}
 
-    def app(self) -> "FastAPI":
-        """The routes."""
+    def app(self, token: str | None = None) -> "FastAPI":
+        """The routes; those of a session need no token, because its secret is in their path."""
         from fastapi import FastAPI, Request, Response
         from starlette.exceptions import HTTPException
 
@@ -118,15 +123,16 @@ class Gateway:
             body = await read_json(request, MAX_JSON)
             return await self._answer(self._entry(secret), body, request.headers.get(RETRY_HEADER, "0") != "0")
 
-        app.add_middleware(AccessControl, token=None)
+        app.add_middleware(AccessControl, token=token, opened=SESSION_PATH)
         return app
 
     def _entry(self, secret: str) -> _Entry:
         entry = self._entries.get(secret)
-        if entry is None:
+        if entry is None and secret not in self._ended:
             raise Refusal(404, "there is no such session; use the base_url that the episode was given")
-        if not entry.session.is_open:
-            entry.session.num_late += 1
+        if entry is None or not entry.session.is_open:
+            if entry is not None:
+                entry.session.num_late += 1
             raise Refusal(410, "the episode of this session is over")
         return entry
 
@@ -173,7 +179,7 @@ class Gateway:
             completion = await asyncio.wrap_future(self.submit(request))
         except COMPUTE_ERRORS as error:
             session.withdraw(call)
-            self.failure = self.failure or error
+            session.failure, self.failure = error, self.failure or error
             raise
         text = _before_stop(self.chat.reply_text(completion), asked.stops)
         session.finish(call, completion, text)

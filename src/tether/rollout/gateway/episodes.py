@@ -13,7 +13,7 @@ from tether.models.messages import AgentChat
 from tether.rollout.episode import EpisodeRules, EpisodeSeeds
 from tether.rollout.gateway.agents import Agent, AgentFailure, ModelAddress, Result
 from tether.rollout.gateway.app import Gateway
-from tether.rollout.gateway.session import Budgets, Session, trajectory_of
+from tether.rollout.gateway.session import Budgets, Session, grade, trajectory_of
 
 LABEL = "agent"
 """How records call the environment of an agent."""
@@ -74,7 +74,7 @@ class EpisodePlayer:
         if rules.first_turn_only and trajectory.turns:  # a probe looks at the first reply alone
             trajectory.stop_reason, trajectory.error = StopReason.TURN_LIMIT, None
         elif result is not None:
-            self._reward(trajectory, session, result, rules)
+            grade(trajectory, session, result, rules.format_penalty)
         return trajectory
 
     async def _run(self, task: dict[str, Any], llm: ModelAddress, session: Session) -> Result:
@@ -105,16 +105,3 @@ class EpisodePlayer:
         if not any(call.completion is not None for call in session.calls):
             raise AgentFailure("the agent made no request to its address (llm.base_url, or TETHER_BASE_URL for a command)")
         return result
-
-    def _reward(self, trajectory: Trajectory, session: Session, result: Result, rules: EpisodeRules) -> None:
-        success = result.reward >= 1.0 if result.success is None else result.success
-        trajectory.success, trajectory.measures = success, {**trajectory.measures, **result.measures}
-        if not trajectory.turns:
-            trajectory.error = "no reply of the agent's calls was complete"
-            return
-        last = trajectory.turns[-1]
-        last.reward = result.reward
-        for turn in trajectory.turns:
-            turn.penalty = 0.0 if turn.valid else rules.format_penalty
-        ended = StopReason.SUCCESS if success else session.stop or StopReason.FAILURE
-        trajectory.stop_reason = ended

@@ -28,6 +28,7 @@ from tether.core.seeding import generator
 from tether.core.types import Completion, Trajectory, Turn
 from tether.models.messages import AgentChat, Message, assistant_message
 from tether.models.tool_formats import Reply, Tool
+from tether.rollout.gateway.agents import Result
 
 CONTINUES = "continues"
 
@@ -89,6 +90,8 @@ class Session:
         self.is_open = True
         self.stop: StopReason | None = None
         """Set where a budget ended the conversation."""
+        self.failure: Exception | None = None
+        """What the engine failed with on one of its calls."""
         self.num_late = 0
         """Requests after the end."""
 
@@ -247,6 +250,19 @@ def trajectory_of(session: Session, base: Trajectory) -> Trajectory:
     base.turns = session.turns()
     base.measures = {**session.measures(), **base.measures}
     return base
+
+
+def grade(trajectory: Trajectory, session: Session, result: Result, format_penalty: float) -> None:
+    """Give an episode its reward, at its last turn, and say how it ended."""
+    success = result.reward >= 1.0 if result.success is None else result.success
+    trajectory.success, trajectory.measures = success, {**trajectory.measures, **result.measures}
+    if not trajectory.turns:
+        trajectory.error = "no reply of the agent's calls was complete"
+        return
+    trajectory.turns[-1].reward = result.reward
+    for turn in trajectory.turns:
+        turn.penalty = 0.0 if turn.valid else format_penalty
+    trajectory.stop_reason = StopReason.SUCCESS if success else session.stop or StopReason.FAILURE
 
 
 def _place(call: Call) -> tuple[object, ...]:
