@@ -104,6 +104,21 @@ def test_an_answer_that_the_scorer_fails_at_is_worth_nothing_and_on_record(reaso
     assert step.info["grading_error"].startswith("ValueError: invalid literal for int()")
 
 
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [("complex_arithmetic", "NaN"), ("n_queens", "open('made', 'w')"), ("puzzle24", "2**9**9**9"), ("countdown", "1" + "+1" * 20_000)],
+)
+def test_what_would_harm_or_fool_a_scorer_is_not_given_to_it(
+    task: str, answer: str, reasoning_gym: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = make_env(f"reasoning_gym:{task}")
+    env.reset(1)
+    step = env.step(answer)
+    assert (step.reward, step.success, step.info["valid"]) == (0.0, False, False)
+    assert step.info["grading_error"] == "the answer was not given to the scorer" and not list(tmp_path.iterdir())
+
+
 def test_a_scorer_that_takes_everything_is_refused(reasoning_gym: Any) -> None:
     with pytest.raises(BadInput, match="takes any answer for right"):
         make_env("reasoning_gym:game_of_life_halting").reset(0)

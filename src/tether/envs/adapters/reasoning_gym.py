@@ -8,6 +8,7 @@ seconds, so they run in processes.
 import dataclasses
 import os
 import random
+import re
 import typing
 from collections.abc import Callable
 from functools import lru_cache
@@ -30,9 +31,18 @@ from tether.envs.splits import draw
 
 NONSENSE = "?!"
 """No task has this for an answer."""
+UNREADABLE = "This answer cannot be read."
 KEPT_ENTRIES = 2048
 CANNOT_READ = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError, SyntaxError, TokenError)
 """What scorers raise at an answer that is not of the form they expect."""
+UNSAFE = re.compile(
+    r"__|\bnan\b|\b(?:breakpoint|compile|eval|exec|exit|getattr|globals|import|input|lambdify|locals|open|parse_expr|quit|setattr|sympify|vars)\b"
+    r"|\*\*\s*\(?(?:\d{5,}|[\w.]+\s*\*\*)",
+    re.IGNORECASE,
+)
+"""What no scorer is shown: some evaluate an answer as Python or by sympy (code, powers that take forever), and NaN is at no distance from anything."""
+LONGEST = 10_000
+"""Characters of an answer that a scorer is shown, or twice those of the task's own answer."""
 
 
 class ReasoningGymOptions(TurnOptions):
@@ -85,11 +95,14 @@ class Score:
         self._entries, self._scores = entries, False
 
     def __call__(self, item: Item, answer: str) -> Graded:
+        own = str(item.row["answer"])
+        if len(answer) > max(LONGEST, 2 * len(own)) or (UNSAFE.search(answer) and not UNSAFE.search(own)):
+            return Graded(0.0, False, UNREADABLE, valid=False, error="the answer was not given to the scorer")
         try:
             score = float(self._entries.score_answer(answer, item.row))
         except CANNOT_READ as error:
             self._entries.score_answer(item.row["answer"], item.row)  # raises, and ends the episode, where the task itself is broken
-            return Graded(0.0, False, "This answer cannot be read.", valid=False, error=in_one_line(error))
+            return Graded(0.0, False, UNREADABLE, valid=False, error=in_one_line(error))
         return Graded(score, score >= 1)
 
 
