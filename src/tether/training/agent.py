@@ -136,9 +136,9 @@ def _parsed(path: Path) -> Agent:
             f"'{path}' cannot be read ({' '.join(str(error).split())[:100]}); delete it to ask the model with the defaults"
         ) from error
     for name, options in agent.environments.items():
-        reward = options.get("reward")
-        if isinstance(reward, str) and is_import_path(reward):
-            check_received(reward, f"'{path}'", "reward")
+        for what in ("reward", "opponent"):
+            if isinstance(function := options.get(what), str) and is_import_path(function):
+                check_received(function, f"'{path}'", what)
         check_received(name, f"'{path}'")
     return agent
 

@@ -425,10 +425,10 @@ def _stored_config(store: RunStore, given: Mapping[str, Any], env: str | None = 
     if env is None:
         for name in sorted(_named_environments(config) - _named_environments(given)):
             check_received(name, f"'{store.folder / CONFIG}'")
-    rewards = [(each.get("options") or {}).get("reward") for each in environments]
+    functions = [(key, (each.get("options") or {}).get(key)) for each in environments for key in ("reward", "opponent")]
     score = (config.get("filter") or {}).get("score") if env is None else None
     _check_agent(config.get("agent") or {}, given.get("agent") or {}, f"'{store.folder / CONFIG}'")
-    for what, function in (("score", score), *(("reward", reward) for reward in rewards)):
+    for what, function in (("score", score), *functions):
         if isinstance(function, str) and is_import_path(function):
             check_received(function, f"'{store.folder / CONFIG}'", what)
     younger = [_keep_former_wording(each) for each in environments if isinstance(each, dict) and "name" in each]

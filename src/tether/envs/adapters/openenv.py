@@ -97,8 +97,12 @@ class OpenEnv(TextEnv[OpenEnvOptions]):
     def _failure(self, error: Exception) -> EnvironmentFailure:
         """What the server, or the way to it, failed at. The next reset connects again."""
         self.close()
-        full = "; start the server with a larger max_concurrent_envs" if "CAPACITY_REACHED" in str(error) else ""
-        return EnvironmentFailure(f"{self.name}: {in_one_line(error)}{full}")
+        why = in_one_line(error)
+        # A full server says so and closes the connection; whoever is still sending only sees that it is closed.
+        full = (
+            "; if it is full, start it with a larger max_concurrent_envs" if "CAPACITY_REACHED" in why or "ConnectionClosed" in why else ""
+        )
+        return EnvironmentFailure(f"{self.name}: {why}{full}")
 
     def close(self) -> None:
         """Leave the server."""
