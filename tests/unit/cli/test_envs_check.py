@@ -11,6 +11,7 @@ import pytest
 
 from tether.cli.main import main
 from tether.envs import registry
+from tether.envs.adapters import catalog
 from tether.envs.checker.checks import CHECKS
 
 sys.path.append(str(Path(__file__).parents[1] / "envs"))
@@ -143,3 +144,11 @@ def test_one_of_the_user_s_own_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     shown = capsys.readouterr().out
     assert shown.startswith("Guess.\n") and "You stand before house" in shown and "max_turns" in shown
     sys.modules.pop("own_environment")
+
+
+def test_the_list_names_other_packages_and_how_to_install_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    known = catalog.importlib.util.find_spec
+    monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: known(name) if name == "gymnasium" else None)
+    assert _run(["envs"]) == 0
+    rows = {row[0]: row[-1] for row in _rows(capsys.readouterr().out)}
+    assert rows["gymnasium:ID"].startswith("gymnasium 1.") and rows["reasoning_gym:NAME"] == 'pip install "tether-agents[reasoning-gym]"'

@@ -170,7 +170,13 @@ def test_a_game_for_one_player(textarena: Any) -> None:
     assert (step.reward, step.done, step.success) == (1.0, True, True)
     assert random.getstate() == outside
     env.reset(1)
-    assert not env.step("a number").info["valid"]
+    assert not env.step("a number").info["valid"] and not env.step("9" * 5000).info["valid"]
+
+
+def test_no_game_remembers_the_one_before(textarena: Any) -> None:
+    env = make_env("textarena:KuhnPoker-v0")
+    seen = [env.reset(seed).text for seed in range(6)]
+    assert [env.reset(seed).text for seed in range(6)] == seen and len(set(seen)) > 1
 
 
 def test_a_game_for_two_against_the_random_opponent(textarena: Any) -> None:

@@ -28,6 +28,8 @@ Opponent = Callable[[str, random.Random], str]
 RANDOM = "random"
 _MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _RESOURCE = re.compile(r"nltk\.download\('(\w+)'\)")
+LONGEST = 4000
+"""Characters of a move; Python reads no longer numbers."""
 MOST_MOVES = 1000
 """Moves of an opponent in a row after which a game does not end any more."""
 
@@ -58,7 +60,7 @@ class TextArena(TextEnv[TextArenaOptions]):
         self._random = random.Random(0).getstate()
         self._opponent = _opponent(options.opponent)
         with self._own_randomness():
-            self._game, self._players = _started(self.name, self.id, options.make)
+            self._players = _players(self.name, self._made())
         self._player = options.player if self._players == 2 else 0
         self._brackets = textarena.wrappers.ActionFormattingWrapper in (ENV_REGISTRY[self.id].default_wrappers or ())
 
@@ -69,6 +71,7 @@ class TextArena(TextEnv[TextArenaOptions]):
     def generate(self, seed: int) -> None:
         self._seed = derive_seed("textarena", self.options.split, seed) % 2**31
         with self._own_randomness():
+            self._game = self._made()  # some games keep cards and words of the episode before
             self._game.reset(num_players=self._players, seed=self._seed)
 
     def seed_randomness(self, env_seed: int) -> None:
@@ -87,6 +90,8 @@ class TextArena(TextEnv[TextArenaOptions]):
         return self._shown
 
     def take(self, answer: str) -> Outcome:
+        if len(answer) > LONGEST:
+            return Outcome(f"A move has at most {LONGEST} characters.", valid=False)
         state = self._game.state
         with self._own_randomness():
             over, _ = self._game.step(f"[{answer.strip()}]" if self._brackets and "[" not in answer and "]" not in answer else answer)
@@ -121,6 +126,23 @@ class TextArena(TextEnv[TextArenaOptions]):
         new, seen[self._player] = seen[self._player], []
         return _joined(new, self._player) or "(nothing new)"
 
+    def _made(self) -> Any:
+        """A new game, without the package's wrappers: a conversation holds the history already."""
+        try:
+            game = textarena.make(self.id, **self.options.make)
+        except LookupError as error:
+            needed = _RESOURCE.search(str(error))
+            if needed is None:
+                raise
+            raise MissingDependency(
+                f"{self.name} needs nltk's '{needed[1]}', which is not here; run: python -m nltk.downloader {needed[1]}"
+            ) from error
+        except Exception as error:
+            raise BadInput(f"{self.name}: textarena cannot make this game: {in_one_line(error)}") from error
+        while isinstance(game, textarena.Wrapper):
+            game = game.env
+        return game
+
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
         """Python's global generator as this game left it."""
@@ -138,21 +160,8 @@ def _joined(messages: list[Any], player: int) -> str:
     return visible("\n".join(text for sender, text, _ in messages if sender != player and isinstance(text, str)).strip())
 
 
-def _started(name: str, id: str, arguments: dict[str, Any]) -> tuple[Any, int]:
-    """The game without the package's wrappers (a conversation holds the history already), reset once, and its number of players."""
-    try:
-        game = textarena.make(id, **arguments)
-    except LookupError as error:
-        needed = _RESOURCE.search(str(error))
-        if needed is None:
-            raise
-        raise MissingDependency(
-            f"{name} needs nltk's '{needed[1]}', which is not here; run: python -m nltk.downloader {needed[1]}"
-        ) from error
-    except Exception as error:
-        raise BadInput(f"{name}: textarena cannot make this game: {in_one_line(error)}") from error
-    while isinstance(game, textarena.Wrapper):
-        game = game.env
+def _players(name: str, game: Any) -> int:
+    """How many play a game: one or two."""
     refused = ""
     for players in (1, 2):
         try:
@@ -163,7 +172,7 @@ def _started(name: str, id: str, arguments: dict[str, Any]) -> tuple[Any, int]:
         refused = type(game.state).__name__
         wanted = {1: textarena.SinglePlayerState, 2: textarena.TwoPlayerState}[players]
         if isinstance(game.state, wanted):
-            return game, players
+            return players
     raise BadInput(f"{name} is no game for one player or for two ({refused}); choose another")
 
 
