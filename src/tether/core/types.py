@@ -104,10 +104,18 @@ class Turn:
     """The response is valid only because the environment read it leniently ("Up, Left" for "Up || Left")."""
     usage: Usage | None = None
     """Of a model behind a chat endpoint, see `Completion`; its turns have no token ids."""
+    calls_span: tuple[int, int] | None = None
+    """Start and end in response_ids of the tool calls; None where there is none."""
+    trained: bool = True
+    """The response takes part in the loss. One that does not is context to the turns behind it."""
 
     @property
     def reasoning_ids(self) -> tuple[int, ...]:
         return self.response_ids[slice(*self.reasoning_span)] if self.reasoning_span else ()
+
+    @property
+    def calls_ids(self) -> tuple[int, ...]:
+        return self.response_ids[slice(*self.calls_span)] if self.calls_span else ()
 
     @property
     def lead_ids(self) -> tuple[int, ...]:
@@ -138,13 +146,14 @@ class TokenSequence:
 
     @property
     def loss_mask(self) -> list[bool]:
-        """True where token_ids holds a sampled token."""
-        return [flag for turn in self.turns for flag in [False] * len(turn.context_ids) + [True] * len(turn.response_ids)]
+        """True where token_ids holds a sampled token that is trained."""
+        return [flag for turn in self.turns for flag in [False] * len(turn.context_ids) + [turn.trained] * len(turn.response_ids)]
 
     @property
     def sampled_logprobs(self) -> list[float]:
-        """Aligned with token_ids; 0 where the token was not sampled."""
-        return [value for turn in self.turns for value in (*[0.0] * len(turn.context_ids), *turn.logprobs)]
+        """Aligned with token_ids; 0 outside the loss mask."""
+        values = ((turn, turn.logprobs if turn.trained else (0.0,) * len(turn.response_ids)) for turn in self.turns)
+        return [value for turn, sampled in values for value in (*[0.0] * len(turn.context_ids), *sampled)]
 
     @property
     def turn_ends(self) -> list[int]:
@@ -190,6 +199,11 @@ class Trajectory:
     @property
     def num_sampled(self) -> int:
         return sum(turn.num_tokens for turn in self.turns)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether any sampled token is trained."""
+        return any(turn.trained and turn.num_tokens for turn in self.turns)
 
     @property
     def mean_nll(self) -> float:

@@ -35,8 +35,15 @@ def rollout_summary(groups: Sequence[Group], *, mixed: bool = False) -> dict[str
         "episodes": len(trajectories),
         "errors": sum(len(group.errored) for group in groups),
         "retries": sum(t.retries for group in groups for t in (*group.trajectories, *group.errored)),
+        **_continued(trajectories),
         **_per_environment(trajectories, mixed),
     }
+
+
+def _continued(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """ "continued": of an agent's requests that send replies back, the share that continues one on its tokens; nothing without such requests."""
+    sent = sum(t.measures.get("follow_ups", 0.0) for t in trajectories)
+    return {"continued": sum(t.measures.get("continued", 0.0) for t in trajectories) / sent} if sent else {}
 
 
 def _per_environment(trajectories: Sequence[Trajectory], mixed: bool) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Packing: trajectories become the rows of a Batch. Ids, masks, log-probs and rewards are copied from the trajectories, never re-derived.
 
-Every token sequence that sampled anything is a row. The reward of a turn stands at its last token. Turns without sampled tokens are skipped,
-and so is their reward.
+Every token sequence that sampled anything that is trained is a row. The reward of a turn stands at its last token. Turns without such tokens
+have no reward here.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from tether.core.types import Trajectory
 
 def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu") -> Batch:
     """A batch of all that these trajectories sampled, without advantages; the rows of a trajectory stand together and in order."""
-    sampled = [trajectory for trajectory in trajectories if trajectory.num_sampled]
+    sampled = [trajectory for trajectory in trajectories if trajectory.has_trained]
     rows = [(index, sequence) for index, trajectory in enumerate(sampled) for sequence in trajectory.sequences if any(sequence.loss_mask)]
     lengths = [len(sequence.token_ids) for _, sequence in rows]
     shape = (len(rows), max(lengths, default=0))
@@ -28,7 +28,9 @@ def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu")
         ids_BT[b, :size] = torch.tensor(sequence.token_ids)
         mask_BT[b, :size] = torch.tensor(sequence.loss_mask)
         behavior_BT[b, :size] = torch.tensor(sequence.sampled_logprobs)
-        earned = {end: turn.earned for end, turn in zip(sequence.turn_ends, sequence.turns, strict=True) if turn.response_ids}
+        earned = {
+            end: turn.earned for end, turn in zip(sequence.turn_ends, sequence.turns, strict=True) if turn.response_ids and turn.trained
+        }
         turn_ends_BT[b, list(earned)] = True
         rewards_BT[b, list(earned)] = torch.tensor(list(earned.values()), dtype=torch.float64)
     indices = [index for index, _ in rows]

@@ -101,6 +101,8 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "response_ids": [int(token) for token in turn.response_ids],
         "logprobs": [_finite(round(float(value), LOGPROB_DECIMALS)) for value in turn.logprobs],
         **({"versions": [[number, len(list(run))] for number, run in itertools.groupby(turn.versions)]} if turn.versions else {}),
+        **({"calls_span": list(turn.calls_span)} if turn.calls_span else {}),
+        **({} if turn.trained else {"trained": False}),
     }
 
 

@@ -208,7 +208,7 @@ def reweight_batch(batch: Batch, sampled: SampledBatch, rules: GroupFilter) -> B
         batch = dataclasses.replace(batch, advantages_BT=batch.advantages_BT * weights_B[:, None])
     if rules.members is not None:
         extreme = {(g.index, g.trajectories[m].member) for g in sampled.kept for m in extreme_members(g.rewards, rules.members)}
-        packed = [t for group in sampled.kept for t in group.trajectories if t.num_sampled]
+        packed = [t for group in sampled.kept for t in group.trajectories if t.has_trained]
         kept = [index for index, t in enumerate(packed) if (t.group, t.member) in extreme]
         batch = batch.trajectories(torch.tensor(kept, device=batch.ids_BT.device))
     return batch

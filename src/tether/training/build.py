@@ -243,6 +243,7 @@ def agent_rules(settings: AgentSettings) -> AgentRules:
         exact=settings.history == "exact",
         tool_format=settings.tool_format,
         workers=_num_agent_workers() if settings.workers is None else settings.workers,
+        train_calls=settings.train_calls,
     )
 
 

@@ -24,6 +24,7 @@ from tether.models.catalog import check_name
 from tether.models.chat_endpoint import is_endpoint
 from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS, engine_entry
 from tether.rollout.gateway.agents import find_agent
+from tether.rollout.gateway.trained import train_rule
 from tether.runs.checkpoints import MODEL, find_checkpoint
 from tether.runs.store import ABOUT, CONFIG, RunStore
 from tether.runs.trackers import check_tracker
@@ -270,6 +271,7 @@ def _resolved(config: Path | None, given: Mapping[str, Any], base: Mapping[str, 
     find_score(settings.filter.score)  # a function of the user's is imported here, so that its mistakes are told before anything runs
     if settings.agent.is_given:
         find_agent(settings.agent.target, settings.agent.command, settings.agent.env)
+        train_rule(settings.agent.train_calls)
     for name in settings.trackers:
         check_tracker(name)
     return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options))), notes

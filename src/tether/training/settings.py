@@ -304,6 +304,8 @@ class AgentSettings(Settings):
     """How the model writes tool calls: auto finds it in the chat template; or hermes, xml, llama3, mistral, schema, module:function."""
     workers: Annotated[int, Field(ge=0)] | None = None
     """Processes that play the episodes; 0: the one that trains. Null: that on a CPU, beside a GPU eight, or as many as there are cores to spare."""
+    train_calls: str = "all"
+    """Which calls of an episode are trained: all, with_tools (not those without tools where others have them), or module:function of a call."""
     env: dict[str, str] = {}
     """Further environment variables of the command; {TETHER_BASE_URL}, {TETHER_API_KEY} and {TETHER_MODEL} stand for their values."""
 

@@ -14,6 +14,7 @@ from tether.rollout.episode import EpisodeRules, EpisodeSeeds
 from tether.rollout.gateway.agents import Agent, AgentFailure, ModelAddress, Result
 from tether.rollout.gateway.app import Gateway
 from tether.rollout.gateway.session import Budgets, Session, grade, trajectory_of
+from tether.rollout.gateway.trained import train_rule
 
 LABEL = "agent"
 """How records call the environment of an agent."""
@@ -36,6 +37,8 @@ class AgentRules:
     tool_format: str = "auto"
     workers: int = 0
     """Processes that play the episodes; 0: this one."""
+    train_calls: str = "all"
+    """Name of the rule (`trained.train_rule`)."""
 
 
 class EpisodePlayer:
@@ -43,6 +46,7 @@ class EpisodePlayer:
 
     def __init__(self, agent: Agent, rules: AgentRules, chat: AgentChat) -> None:
         self._agent, self._rules = agent, rules
+        self._is_trained = train_rule(rules.train_calls)
         self.gateway = Gateway(chat, "policy")
         self._resources = ExitStack()
         self._url = self._resources.enter_context(serving_app(self.gateway.app(), "gateway"))
@@ -70,7 +74,7 @@ class EpisodePlayer:
             result, trajectory.error = None, str(failure).replace(secret, "SECRET")
         finally:
             gateway.close(secret)
-        trajectory_of(session, trajectory)
+        trajectory_of(session, trajectory, self._is_trained)
         if rules.first_turn_only and trajectory.turns:  # a probe looks at the first reply alone
             trajectory.stop_reason, trajectory.error = StopReason.TURN_LIMIT, None
         elif result is not None:

@@ -21,10 +21,7 @@ from tether.rollout.gateway.episodes import LABEL, AgentRules, EpisodePlayer
 from tether.rollout.gateway.workers import AgentWorkers, NotSendable
 from tether.rollout.serving.engine_thread import EngineThread
 
-__all__ = ["LABEL", "METRICS", "AgentPlayer", "AgentRules"]
-
-METRICS = ("calls", "contexts", "tool_calls", "unparsed_calls", "late_calls")
-"""Numbers of every episode."""
+__all__ = ["LABEL", "AgentPlayer", "AgentRules"]
 
 
 class AgentPlayer:

@@ -24,13 +24,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from tether.core.enums import StopReason
+from tether.core.grammar import THINK_CLOSE
 from tether.core.seeding import generator
 from tether.core.types import Completion, Trajectory, Turn
 from tether.models.messages import AgentChat, Message, assistant_message
 from tether.models.tool_formats import Reply, Tool
 from tether.rollout.gateway.agents import Result
+from tether.rollout.gateway.trained import CallView, TrainRule
 
-CONTINUES = "continues"
+CONTINUES, FIRST, TEMPLATE = "continues", "first", "template"
+REASONS = ("other", "edited", "tools", "forked", TEMPLATE)
+"""Why contexts after the first began."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,9 +107,9 @@ class Session:
             parent, length, reason = self._find_parent(messages, tools)
             prompt = self._prompt(messages, tools, parent, length)
             if prompt is None:
-                parent, reason, prompt = None, "template", self._chat.prompt(messages, tools)
+                parent, reason, prompt = None, TEMPLATE, self._chat.prompt(messages, tools)
             elif not self._exact and parent is not None and prompt[: len(parent.tokens)] != parent.tokens:
-                parent, reason = None, "template"
+                parent, reason = None, TEMPLATE
             call = Call(len(self.calls), messages, tools, prompt, parent, reason, self._chat.opens_thinking(prompt))
             self.calls.append(call)
             return call
@@ -157,7 +161,7 @@ class Session:
                 if found is not None:
                     return found, length, CONTINUES
         if not self.calls:
-            return None, 0, "first"
+            return None, 0, FIRST
         if any(_key((), call.messages) == _key((), messages[: len(call.messages)]) and call.tools != tools for call in self.calls):
             return None, 0, "tools"
         shared = max((_common(call.messages, messages) for call in self.calls), default=0)
@@ -185,12 +189,18 @@ class Session:
                 elif call.parent is not None:
                     continued.add(call.parent)
 
-    def turns(self) -> list[Turn]:
+    def turns(self, is_trained: TrainRule | None = None) -> list[Turn]:
         """The calls as turns: each context with its continuations in order, contexts with tools before the others."""
+        trained = dict.fromkeys(self.calls, True)
+        if is_trained is not None:
+            views = [
+                CallView(n, tuple(m.for_template() for m in call.messages), call.tools, call.text) for n, call in enumerate(self.calls)
+            ]
+            trained = dict(zip(self.calls, is_trained(views), strict=True))
         following = {call.parent: call for call in self.calls if call.parent is not None}
         chains = [self._chain(call, following) for call in self.calls if call.parent is None]
         chains.sort(key=lambda chain: not any(call.tools for call in chain))
-        return [self._turn(call) for chain in chains for call in chain]
+        return [self._turn(call, trained[call]) for chain in chains for call in chain]
 
     def _chain(self, call: Call, following: dict[Call, Call]) -> list[Call]:
         chain = [call]
@@ -198,8 +208,9 @@ class Session:
             chain.append(after)
         return chain
 
-    def _turn(self, call: Call) -> Turn:
+    def _turn(self, call: Call, is_trained: bool) -> Turn:
         assert call.completion is not None and call.reply is not None
+        reasoning, calls = self._spans(call.completion.token_ids, call.text, call.reply)
         context = call.prompt if call.parent is None else call.prompt[len(call.parent.tokens) :]
         return Turn(
             context_ids=context,
@@ -207,60 +218,75 @@ class Session:
             logprobs=call.completion.logprobs,
             finish=call.completion.finish,
             text=call.text,
-            reasoning_span=self._reasoning_span(call),
+            reasoning_span=reasoning,
             valid=not call.reply.unparsed,
             observation=_shown(call),
             new_context=call.parent is None,
             versions=call.completion.versions,
+            calls_span=calls,
+            trained=is_trained,
         )
 
-    def _reasoning_span(self, call: Call) -> tuple[int, int] | None:
-        """The tokens of the reasoning: what stands between think tags, or else the text before the first tool call."""
-        assert call.completion is not None and call.reply is not None
-        ids, reply = call.completion.token_ids, call.reply
+    def _spans(self, ids: tuple[int, ...], text: str, reply: Reply) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+        """The tokens of the reasoning (what stands between think tags, or else the text before the first tool call), and those of the calls."""
+        begin = 0 if reply.reasoning is None else text.index(THINK_CLOSE) + len(THINK_CLOSE)
+        first, last = _calls_place(text, begin, reply.content)
+        calls = self._span(ids, first, last) if reply.calls else None
         if reply.reasoning:
-            start = call.text.index(reply.reasoning)
-            first, last = (self._chat.tokens_before(ids, place) for place in (start, start + len(reply.reasoning)))
-            return (first, last) if last > first else None
-        said = reply.content.strip()
-        if reply.calls and said and said in call.text:
-            last = self._chat.tokens_before(ids, call.text.index(said) + len(said))
-            return (0, last) if last else None
-        return None
+            end = len(text[: text.index(THINK_CLOSE)].rstrip())
+            return self._span(ids, end - len(reply.reasoning), end), calls
+        said = text[begin:first].rstrip()
+        return (self._span(ids, begin, begin + len(said)) if reply.calls and said else None), calls
+
+    def _span(self, ids: tuple[int, ...], start: int, end: int) -> tuple[int, int] | None:
+        """The tokens of some characters of a reply; one that straddles a border is left out."""
+        first, last = (self._chat.tokens_before(ids, place) for place in (start, end))
+        if len(self._chat.decode(ids[:first])) < start:
+            first += 1
+        return (first, last) if last > first else None
 
     def measures(self) -> dict[str, float]:
         """Numbers of the episode, for its record."""
-        contexts = Counter(call.reason for call in self.calls)
+        reasons = Counter(call.reason for call in self.calls)
+        # A request that sends replies back should continue one, unless the run asked for the template's rendering.
+        follow_ups = [
+            call
+            for call in self.calls
+            if any(message.role == "assistant" for message in call.messages)
+            and call.reason != FIRST
+            and (self._exact or call.reason != TEMPLATE)
+        ]
         replies = [call.reply for call in self.calls if call.reply is not None]
         return {
             "calls": float(len(self.calls)),
-            "contexts": float(len(self.calls) - contexts[CONTINUES]),
+            "contexts": float(len(self.calls) - reasons[CONTINUES]),
+            **{f"contexts_{reason}": float(reasons[reason]) for reason in REASONS},
+            "follow_ups": float(len(follow_ups)),
+            "continued": float(sum(call.reason == CONTINUES for call in follow_ups)),
+            "with_tools": float(sum(bool(call.tools) for call in self.calls)),
             "tool_calls": float(sum(len(reply.calls) for reply in replies)),
             "unparsed_calls": float(sum(reply.unparsed for reply in replies)),
             "late_calls": float(self.num_late),
         }
 
-    def reasons(self) -> dict[str, int]:
-        """How many calls continued, and why the others began a context."""
-        return dict(Counter(call.reason for call in self.calls))
 
-
-def trajectory_of(session: Session, base: Trajectory) -> Trajectory:
+def trajectory_of(session: Session, base: Trajectory, is_trained: TrainRule | None = None) -> Trajectory:
     """The record of an episode with the calls of its session."""
-    base.turns = session.turns()
+    base.turns = session.turns(is_trained)
     base.measures = {**session.measures(), **base.measures}
     return base
 
 
 def grade(trajectory: Trajectory, session: Session, result: Result, format_penalty: float) -> None:
-    """Give an episode its reward, at its last turn, and say how it ended."""
+    """Give an episode its reward, at its last turn that is trained, and say how it ended."""
     success = result.reward >= 1.0 if result.success is None else result.success
     trajectory.success, trajectory.measures = success, {**trajectory.measures, **result.measures}
     if not trajectory.turns:
         trajectory.error = "no reply of the agent's calls was complete"
         return
-    trajectory.turns[-1].reward = result.reward
-    for turn in trajectory.turns:
+    trained = [turn for turn in trajectory.turns if turn.trained] or trajectory.turns  # a reward elsewhere would reach no loss
+    trained[-1].reward = result.reward
+    for turn in trained:
         turn.penalty = 0.0 if turn.valid else format_penalty
     trajectory.stop_reason = StopReason.SUCCESS if success else session.stop or StopReason.FAILURE
 
@@ -269,6 +295,18 @@ def _place(call: Call) -> tuple[object, ...]:
     """The place of a call among those of its session, whatever the order in which they came: shorter conversations first."""
     assert call.completion is not None
     return (len(call.messages), call.prompt, call.completion.token_ids)
+
+
+def _calls_place(text: str, begin: int, content: str) -> tuple[int, int]:
+    """Where the tool calls of a reply begin and end in its text from `begin` on: what the content leaves of it, which stands before and behind them."""
+    while begin < len(text) and text[begin].isspace():
+        begin += 1
+    said, end = content.strip(), len(text.rstrip())
+    before = next((n for n, (one, other) in enumerate(zip(text[begin:end], said, strict=False)) if one != other), len(said))
+    if text[begin + before : end].endswith(said[before:]):
+        end -= len(said) - before
+    body = text[begin + before : end]
+    return end - len(body.lstrip()), begin + before + len(body.rstrip())
 
 
 def _key(tools: tuple[Tool, ...], messages: Sequence[Message]) -> tuple[object, ...]:

@@ -22,6 +22,8 @@ from typing import Any
 
 from tether.core.child import Child, signal_name
 from tether.core.enums import StopReason
+from tether.core.errors import TetherError
+from tether.core.importing import in_one_line
 from tether.core.protocols import Sampling
 from tether.core.types import Completion, Trajectory
 from tether.models.chat import ChatFormat
@@ -206,7 +208,12 @@ async def _play_sent(pipe: Connection, player: EpisodePlayer) -> None:
     def begin(message: tuple[Any, ...]) -> None:
         task = loop.create_task(play(*message))
         episodes.add(task)
-        task.add_done_callback(episodes.discard)
+        task.add_done_callback(end)
+
+    def end(task: "asyncio.Task[None]") -> None:
+        episodes.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:  # no fault of the agent's: it ends the rollout
+            send(("failed", error if isinstance(error, TetherError) else RuntimeError(in_one_line(error))))
 
     def read() -> None:
         with suppress(OSError, EOFError):

@@ -274,4 +274,5 @@ def _turns(record: dict[str, Any]) -> Iterator[Turn]:
             reasoning_span=None,
             observation=turn["observation"],
             new_context=bool(turn.get("fresh")),
+            trained=bool(turn.get("trained", True)),
         )

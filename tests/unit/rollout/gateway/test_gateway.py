@@ -26,6 +26,7 @@ from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import EpisodeRules, EpisodeSeeds
 from tether.rollout.gateway.agents import AgentFailure, CommandAgent, FunctionAgent, ModelAddress, Result, read_result
 from tether.rollout.gateway.player import AgentPlayer, AgentRules
+from tether.rollout.pack import pack
 from tether.rollout.sampler import check_resets, group_trajectories
 
 SAMPLING = Sampling(max_tokens=16)
@@ -132,17 +133,26 @@ async def rewrites(task: Any, llm: ModelAddress) -> float:
     return 0.0
 
 
-def test_why_contexts_began(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    from tether.rollout.gateway import episodes as module
-
-    whole = module.trajectory_of
-    monkeypatch.setattr(
-        module, "trajectory_of", lambda session, base: seen.append([call.reason for call in session.calls]) or whole(session, base)
-    )
+def test_why_contexts_began(play: Play) -> None:
     (trajectory,) = play(rewrites, 1)
-    assert [sorted(reasons) for reasons in seen] == [["edited", "first", "other", "tools"]]
+    reasons = {name: trajectory.measures[f"contexts_{name}"] for name in ("edited", "other", "tools", "forked", "template")}
+    assert reasons == {"edited": 1, "other": 1, "tools": 1, "forked": 0, "template": 0} and trajectory.measures["contexts"] == 4
     assert trajectory.turns[0].observation == "[system] s\n[user] one", "the context with tools comes first"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_reward_stands_where_it_is_trained(play: Play, workers: int) -> None:
+    (trajectory,) = play(rewarded, 1, train_calls="with_tools", workers=workers)
+    assert [(turn.trained, turn.reward) for turn in trajectory.turns] == [(True, 1.0), (False, 0.0)]
+    assert float(pack([trajectory]).rewards_BT.sum()) == trajectory.reward == 1.0
+    with pytest.raises(BadInput, match=r"agent\.train_calls 'json:dumps' failed at call 0"):  # not hang, wherever it is played
+        play(rewarded, 1, train_calls="json:dumps", workers=workers)
+
+
+async def rewarded(task: Any, llm: ModelAddress) -> float:
+    await ask(llm, [say("one")], tools=[TOOL])
+    await ask(llm, [say("Give a title.")])
+    return 1.0
 
 
 def test_streams_are_the_same_reply(play: Play) -> None:
