@@ -92,7 +92,7 @@ async def http_agent(task: dict[str, Any], llm: ModelAddress) -> float:
         message = reply.json()["choices"][0]["message"]
         messages.append(message)
         if not message.get("tool_calls"):
-            return float(sql_agent.is_right(message["content"] or "", task["answer"]))
+            return float(sql_agent.is_right(message["content"] or "", task))
         for call in message["tool_calls"]:
             shown = sql_agent.run_tool(db, call["function"]["name"], json.loads(call["function"]["arguments"]))
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": shown[:600]})

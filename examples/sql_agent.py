@@ -14,7 +14,10 @@ import re
 import sqlite3
 import sys
 
-SYSTEM = "Answer the question about the database. Look at it with the tools first, then reply with the answer alone, without a sentence."
+SYSTEM = (
+    "Answer the question about the database. Look at its tables with the tools first (they are joined by their id columns), run a query, "
+    "then reply with the answer in one short sentence."
+)
 
 
 def tool(name, description, **parameters):
@@ -54,24 +57,24 @@ async def agent(task, llm):
     db.executescript(task["sql"])
     db.execute("PRAGMA query_only = ON")
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["question"]}]
+    asked = False  # a guess that happens to be right earns nothing
     for _ in range(6):
         reply = await client.chat.completions.create(model=llm.model, messages=messages, tools=TOOLS, max_tokens=200)
         message = reply.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
         if not message.tool_calls:
-            return float(is_right(message.content or "", task["answer"]))
+            return float(asked and is_right(message.content or "", task))
         for call in message.tool_calls:
             shown = run_tool(db, call.function.name, json.loads(call.function.arguments))
+            asked = asked or call.function.name == "run_query"
             messages.append({"role": "tool", "tool_call_id": call.id, "content": shown[:600]})
     return 0.0
 
 
-def is_right(said, answer):
-    """Whether a short reply is the answer; numbers are compared as numbers."""
-    said = said.strip().strip(".\"'` ")
-    if re.fullmatch(r"-?[\d,]+(\.\d+)?", said) and re.fullmatch(r"-?\d+(\.\d+)?", answer):
-        return abs(float(said.replace(",", "")) - float(answer)) < 0.01
-    return said.lower() == answer.lower()
+def is_right(said, task):
+    """Whether a reply gives the answer and no other number, or name, but those of the question."""
+    kind = r"\d+(?:\.\d+)?" if task["answer"][0].isdigit() else "|".join(NAMES.split())
+    return set(re.findall(rf"\b(?:{kind})\b", said.replace(",", ""))) - set(re.findall(kind, task["question"])) == {task["answer"]}
 
 
 # --- tasks ---
