@@ -183,3 +183,6 @@ def test_a_reply_goes_out_as_it_was_read(play: Played) -> None:
         "finish_reason": "tool_calls",
         "logprobs": None,
     }
+    broken = '<think>so</think><tool_call>{"name": </tool_call>'
+    said, session = play(ask, (broken,))
+    assert json.loads(said)["message"] == {"role": "assistant", "content": broken} and session.measures()["unparsed_calls"] == 1

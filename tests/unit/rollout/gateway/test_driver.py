@@ -31,6 +31,10 @@ def test_sessions_of_a_driver(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         first = gateway.open({"id": "a", "question": "1 + 1"})
         messages: list[Any] = [say("1 + 1")]
         reply = post(f"{first.base_url}/chat/completions", messages=messages, temperature=0.2)["choices"][0]["message"]
+        refused = post(
+            f"{first.base_url}/chat/completions", 400, messages=messages, tools=[{"type": "function", "function": {"name": "f"}}]
+        )
+        assert "in no format that is known here; name one as agent.tool_format" in refused["error"]["message"]
         with pytest.raises(tether.BadInput, match="the session is not finished"):
             _ = first.trajectory
         messages += [reply, say("and?")]

@@ -280,6 +280,8 @@ def test_budgets_end_a_conversation_and_its_reward_counts(play: Play) -> None:
 
     (trajectory,) = play(talks_on, 1, max_calls=3)
     assert (trajectory.stop_reason, len(trajectory.turns), trajectory.error) == (StopReason.TURN_LIMIT, 3, None)
+    (trajectory,) = play(talks_on, 1, max_tokens=1)
+    assert (trajectory.stop_reason, len(trajectory.turns), trajectory.error) == (StopReason.TURN_LIMIT, 1, None)
 
     async def long_prompt(task: Any, llm: ModelAddress) -> float:
         await ask(llm, [say("x")])
