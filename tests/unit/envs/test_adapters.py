@@ -403,7 +403,7 @@ def test_a_taskset_of_verifiers_is_scored_by_its_own_rewards(tmp_path: Path, mon
     right = env.step("7")
     assert (right.reward, right.success, right.done) == (1.0, True, True)
     env.reset(3)
-    assert env.step("8").reward == 0.0
+    assert env.step("8\ud800").reward == 0.0
     with pytest.raises(BadInput, match="need a container, so it is no single-turn taskset; run it against `tether serve`"):
         make_env("verifiers:my-boxes")
     with pytest.raises(UnknownName, match="verifiers has no taskset 'my-sumz'"):

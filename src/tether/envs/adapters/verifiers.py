@@ -73,7 +73,8 @@ class TraceReward:
             state=state_cls(type(task))(),
             agent=AgentInfo(config=AgentConfig()),
         )
-        reply = Response(id="tether", created=0, model="tether", message=AssistantMessage(content=answer), finish_reason="stop")
+        said = AssistantMessage(content=answer.encode("utf-8", "replace").decode())  # halves of surrogate pairs cannot be hashed
+        reply = Response(id="tether", created=0, model="tether", message=said, finish_reason="stop")
         prepare_turn(trace, [UserMessage(content=item.question)]).commit(reply)
         asyncio.run(task.score(trace))
         reward = float(trace.reward)
