@@ -27,6 +27,7 @@ from tether.rollout.gateway.agents import AgentFailure, ModelAddress, Result, re
 from tether.rollout.gateway.app import MAX_JSON, Gateway
 from tether.rollout.gateway.episodes import LABEL, AgentRules
 from tether.rollout.gateway.session import Budgets, Session, grade, trajectory_of
+from tether.rollout.gateway.trained import train_rule
 from tether.rollout.serving.chat import json_response
 from tether.rollout.serving.engine_thread import EngineThread
 
@@ -87,6 +88,7 @@ class GatewayServer:
         self.url = ""
         """Set by what serves `app`."""
         self._sampling, self._rules, self._agents, self._seed, self._on_ended = sampling, rules, agents, seed, on_ended
+        self._is_trained = train_rule(agents.train_calls)
         self._gateway = Gateway(AgentChat(chat, agents.tool_format), name)
         self._thread = EngineThread(engine)
         self._gateway.submit = self._thread.submit
@@ -139,7 +141,7 @@ class GatewayServer:
             opened.is_over = True
             del self._open[opened.id]
             self._gateway.close(opened.api_key)
-            trajectory_of(session, trajectory)
+            trajectory_of(session, trajectory, self._is_trained)
             if session.failure is not None:
                 outcome = f"the engine failed: {session.failure}"
             elif not trajectory.turns and isinstance(outcome, Result):
