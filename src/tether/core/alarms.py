@@ -31,6 +31,14 @@ class AlarmName(StrEnum):
     """Responses grow until the token budget cuts them off."""
     SAMPLER_MISMATCH = "sampler_mismatch"
     """The engine samples from another distribution than the learner's: its log-probs differ, or its weights are old."""
+    NO_TOOL_CALLS = "no_tool_calls"
+    """An agent's requests have tools, and no reply of the step calls one."""
+    TOOL_USE_FALLS = "tool_use_falls"
+    """An agent calls its tools much less often than at the run's start."""
+    BROKEN_HISTORY = "broken_history"
+    """Most requests that send an agent's replies back continue none of them."""
+    SINGLE_CALLS = "single_calls"
+    """Every episode of an agent with tools is a single request."""
 
 
 class Severity(StrEnum):

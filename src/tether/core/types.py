@@ -15,6 +15,8 @@ from tether.core.enums import FinishReason, StopReason
 
 Exchanges = tuple[tuple[str, str], ...]
 """Turns of a conversation as text: what was shown, and the whole reply to it, from its opening think tag on."""
+AGENT = "agent"
+"""How records call the environment of a user's own agent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from tether.diagnostics.pairs import (
     ProbeRows,
     Rows,
     TokensOrText,
+    encoded,
     first_turn_pairs,
     probe_pairs,
     read_rows,
@@ -75,6 +76,23 @@ FOREVER = 2**40
 
 SECTIONS = {Scope.FIRST_TURN: "information", Scope.TRAJECTORY: "information_trajectory", Scope.TURN: "information_turn"}
 """The section in which the metrics of a scope are logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the measurements of a step: the reasoning, or the tool calls, of the turns of a scope."""
+
+    scope: Scope
+    of_calls: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"calls_{self.scope}" if self.of_calls else str(self.scope)
+
+    @property
+    def section(self) -> str:
+        return SECTIONS[self.scope].replace("information", "information_calls") if self.of_calls else SECTIONS[self.scope]
+
 
 _VALUES = (
     "retrieval_acc",
@@ -111,6 +129,8 @@ class Health:
     """Those of them that begin at this step."""
     verdict: Verdict | None = None
     """Whether the reasoning depends on its prompt (tether.core.reasoning), by the first turn; None where it was not measured."""
+    calls: dict[Scope, Information] = field(default_factory=dict)
+    """As `information`, of tool calls in the place of the reasoning; empty where there are none."""
 
 
 def step_record(step: int, metrics: Mapping[str, float], health: Health) -> StepRecord:
@@ -173,9 +193,10 @@ class Monitor:
         self._rule = ReasoningRule(pattern)
         others = [Scope(scope) for scope in scopes]
         self._scopes = [Scope.FIRST_TURN, *(scope for scope in others if scope is not Scope.FIRST_TURN)]
-        self._contexts = dict.fromkeys(self._scopes, contexts)
+        self._most_contexts = contexts
+        self._contexts = {str(scope): contexts for scope in self._scopes}
         self._probe = FixedProbe(probe_prompts, probe_samples, FEWEST_PER_PROMPT) if probe_prompts else None
-        self._sigma_ema: dict[Scope, float] = {}
+        self._sigma_ema: dict[str, float] = {}
         self._start: Start | None = None
         self._tracker = None if rules is None else AlarmTracker(rules)
         self._resumed = False
@@ -207,6 +228,7 @@ class Monitor:
         metrics: Mapping[str, float] | None = None,
         work: float = math.inf,
         probe: Callable[[int], ProbeRows] | None = None,
+        calls: Sequence[TokensOrText | None] | None = None,
     ) -> Health:
         """Observe one step: measure information if it is due, place the run on the regime plane, and check the alarms.
 
@@ -228,7 +250,12 @@ class Monitor:
                 those trained on. By default there is no bound.
             probe: samples the fixed probe with the current policy, so many reasonings for each of its prompts. It is called only where a
                 measurement is due, with the number that the budget allows; needed where the monitor has `probe_prompts`.
+            calls: the tool calls of each row, beside its reasoning; empty or None where there are none. Measured like the reasoning, in
+                `Health.calls` and the sections "information_calls...".
         """
+        if calls is not None and (responses is not None or len(calls) != len(prompts)):
+            got = "responses" if responses is not None else f"{len(prompts)} prompts and {len(calls)} calls"
+            raise BadInput(f"calls stand beside reasonings, one for each row; got {got}")
         if (probe is None) != (self._probe is None):
             got = "Monitor has no probe_prompts" if self._probe is None else "observe has no probe"
             raise BadInput(f"{got}; give probe_prompts to Monitor and probe to every observe, or neither")
@@ -258,7 +285,11 @@ class Monitor:
         rows = read_rows(prompts, reasonings, groups, trajectories, self._tokenizer)
         health = Health()
         if self.is_due(step):
-            verdict = self._measure_scopes(step, rows, work, health, probe, known)
+            called = None
+            if calls is not None:
+                ids = [() if text is None else encoded(text, self._tokenizer, f"calls[{row}]") for row, text in enumerate(calls)]
+                called = dataclasses.replace(rows, reasonings=ids)
+            verdict = self._measure_all(step, rows, called, work, health, probe, known)
             health = dataclasses.replace(health, verdict=verdict, regime=verdict.regime if verdict else None)
         if self._tracker is not None:
             for name, value in self._computed(rows, known, prompts, reasonings, rewards, successes).items():
@@ -285,57 +316,68 @@ class Monitor:
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep."""
         return {
-            "sigma_ema": {str(scope): value for scope, value in self._sigma_ema.items()},
+            "sigma_ema": dict(self._sigma_ema),
             "start": dataclasses.asdict(self._start) if self._start else None,
-            "contexts": {str(scope): count for scope, count in self._contexts.items()},
+            "contexts": dict(self._contexts),
             "probe": self._probe.state() if self._probe else None,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from the state of a checkpoint."""
-        self._sigma_ema = {Scope(scope): float(value) for scope, value in state["sigma_ema"].items()}
+        self._sigma_ema = {str(name): float(value) for name, value in state["sigma_ema"].items()}
         self._start = Start(**state["start"]) if state["start"] else None
-        kept = {Scope(scope): int(count) for scope, count in state["contexts"].items()}
-        self._contexts = {scope: min(count, kept.get(scope, count)) for scope, count in self._contexts.items()}
+        self._contexts |= {str(name): min(self._most_contexts, int(count)) for name, count in state["contexts"].items()}
         if self._probe is not None and state.get("probe"):  # checkpoints of before there was a probe hold none
             self._probe.restore(state["probe"])
 
-    def _measure_scopes(
-        self, step: int, rows: Rows, work: float, health: Health, probe: Callable[[int], ProbeRows] | None, known: Mapping[str, float]
+    def _measure_all(
+        self,
+        step: int,
+        rows: Rows,
+        calls: Rows | None,
+        work: float,
+        health: Health,
+        probe: Callable[[int], ProbeRows] | None,
+        known: Mapping[str, float],
     ) -> Verdict | None:
-        """Measure every scope into `health`; returns the verdict on the first turn."""
+        """Measure every scope into `health`, the calls after the reasoning; returns the verdict on the reasoning of the first turn."""
         left, verdict = self._budget * self._every * work, None
-        for place, scope in enumerate(self._scopes):
-            budget = max(0.0, left) / (len(self._scopes) - place)  # an unspent share passes on to the scopes that follow
+        parts = [(_Part(scope), rows) for scope in self._scopes]
+        parts += [(_Part(scope, of_calls=True), calls) for scope in self._scopes if calls is not None]
+        for place, (part, measured) in enumerate(parts):
+            budget = max(0.0, left) / (len(parts) - place)  # an unspent share passes on to those that follow
             values: dict[str, float] = {"num_reasonings": 0, "num_prompts": 0, "num_empty": 0, "failed": 0}
-            health.metrics[SECTIONS[scope]] = values
+            health.metrics[part.section] = values
+            is_verdict = part == _Part(Scope.FIRST_TURN)
             # What the machine or an environment fails at is on the record, with its cause; rows that make no sense are the caller's, and raise.
             sampled: ProbeRows | None = None
             try:
-                if self._probe is not None and probe is not None and scope is Scope.FIRST_TURN:
+                if self._probe is not None and probe is not None and is_verdict:
                     sampled = probe(self._probe.affordable_samples(rows, known.get("rollout/response_tokens"), budget, health.notes))
             except TetherError as failure:
-                _fail(scope, failure, health)
+                _fail(part, failure, health)
                 continue
-            pairs = self._affordable(scope, step, rows, budget) if sampled is None else self._read_probe(sampled, values, health.notes)
+            pairs = self._affordable(part, step, measured, budget) if sampled is None else self._read_probe(sampled, values, health.notes)
             left -= values.get("probe_tokens_sampled", 0)
             values.update(num_reasonings=len(pairs.reasonings), num_prompts=len(pairs.prompts), num_empty=pairs.num_empty)
             if not pairs.reasonings:
-                health.notes.append(f"diagnosis ({scope}): none of {pairs.num_empty} responses holds reasoning; nothing to measure")
+                what = "a tool call" if part.of_calls else "reasoning"
+                health.notes.append(f"diagnosis ({part.name}): none of {pairs.num_empty} responses holds {what}; nothing to measure")
                 continue
             if len(set(pairs.source)) < 2:  # a probe has further columns, but one prompt says nothing about how prompts differ
-                missing = "all reasoning of the step comes from one prompt; there is no other prompt to compare with"
-                health.notes.append(f"diagnosis ({scope}): {missing}")
+                what = "every tool call" if part.of_calls else "all reasoning"
+                missing = f"{what} of the step comes from one prompt; there is no other prompt to compare with"
+                health.notes.append(f"diagnosis ({part.name}): {missing}")
                 continue
             left -= pairs.cost
             try:
-                information, error = self._measure(scope, step, pairs)
+                information, error = self._measure(part, step, pairs)
             except TetherError as failure:
-                _fail(scope, failure, health)
+                _fail(part, failure, health)
                 continue
-            health.information[scope] = information
+            (health.calls if part.of_calls else health.information)[part.scope] = information
             values.update(_metrics(information), sampling_error=error)
-            if scope is Scope.FIRST_TURN:
+            if is_verdict:
                 # From the metrics that go on record: a report reads the same verdict from them.
                 evidence = recorded_evidence({f"information/{name}": value for name, value in values.items()}, "The scorer")
                 if evidence is not None:
@@ -357,10 +399,10 @@ class Monitor:
         values.update(probe_errors=sampled.errors, probe_tokens_sampled=tokens, probe_tokens_scored=scored)
         return pairs
 
-    def _affordable(self, scope: Scope, step: int, rows: Rows, budget: float) -> Pairs:
-        """The pairs of a scope, as many as the budget allows."""
-        if scope is not Scope.FIRST_TURN:
-            return self._draw_contexts(scope, step, rows, budget)
+    def _affordable(self, part: _Part, step: int, rows: Rows, budget: float) -> Pairs:
+        """The pairs of a measurement, as many as the budget allows."""
+        if part.scope is not Scope.FIRST_TURN:
+            return self._draw_contexts(part, step, rows, budget)
         pairs = first_turn_pairs(rows)
         if pairs.cost <= budget:
             return pairs
@@ -369,24 +411,25 @@ class Monitor:
         if len(pairs.prompts) >= FEWEST_PROMPTS:  # else there is no verdict, however many reasonings there are
             fewest = max(fewest, FEWEST_REASONINGS)
         count = min(len(pairs.reasonings), max(fewest, int(affordable)))
-        return pairs.only(sample_reasonings(pairs.source, count, self._rng(scope, step)))
+        return pairs.only(sample_reasonings(pairs.source, count, self._rng(part, step)))
 
-    def _draw_contexts(self, scope: Scope, step: int, rows: Rows, budget: float) -> Pairs:
+    def _draw_contexts(self, part: _Part, step: int, rows: Rows, budget: float) -> Pairs:
         """Draw contexts; where they cost too much, draw fewer, now and at every later step, so that the steps compare."""
-        draw = trajectory_pairs if scope is Scope.TRAJECTORY else turn_pairs
-        pairs = draw(rows, self._contexts[scope], self._rng(scope, step))
+        draw = trajectory_pairs if part.scope is Scope.TRAJECTORY else turn_pairs
+        most = self._contexts.setdefault(part.name, self._most_contexts)
+        pairs = draw(rows, most, self._rng(part, step))
         if pairs.cost <= budget:
             return pairs
         # k contexts of a tokens and k x k reasonings of b tokens: k a + k^2 b = budget
         a, b = float(np.mean([len(prompt) for prompt in pairs.prompts])), float(np.mean(pairs.lengths))
         count = max(FEWEST_CONTEXTS, int((math.sqrt(a * a + 4 * b * budget) - a) / (2 * b)))
-        self._contexts[scope] = min(count, self._contexts[scope])
-        return draw(rows, self._contexts[scope], self._rng(scope, step))
+        self._contexts[part.name] = min(count, most)
+        return draw(rows, self._contexts[part.name], self._rng(part, step))
 
-    def _rng(self, scope: Scope, step: int) -> np.random.Generator:
-        return generator("diagnosis", self._seed, step, str(scope))
+    def _rng(self, part: _Part, step: int) -> np.random.Generator:
+        return generator("diagnosis", self._seed, step, part.name)
 
-    def _measure(self, scope: Scope, step: int, pairs: Pairs) -> tuple[Information, float]:
+    def _measure(self, part: _Part, step: int, pairs: Pairs) -> tuple[Information, float]:
         """The information of these pairs, and the standard error that leaving reasonings out adds to MI-Seq-Est."""
         with memory_boundary("diagnosis", NO_MEMORY):
             scores = cross_score(self.scorer, pairs.prompts, pairs.reasonings)
@@ -394,12 +437,12 @@ class Monitor:
             scores,
             pairs.lengths,
             pairs.source,
-            sigma_ema=self._sigma_ema.get(scope),
+            sigma_ema=self._sigma_ema.get(part.name),
             bootstrap=RESAMPLES,
             permutations=RESAMPLES,
-            seed=derive_seed("resampling", self._seed, step, str(scope)),
+            seed=derive_seed("resampling", self._seed, step, part.name),
         )
-        self._sigma_ema[scope] = information.sigma_ema
+        self._sigma_ema[part.name] = information.sigma_ema
         gains = scores[np.arange(len(scores)), pairs.source] - np.logaddexp.reduce(scores, axis=1)
         return information, sampling_error(gains, pairs.population)
 
@@ -439,10 +482,10 @@ class Monitor:
         return str(self._tokenizer.decode(list(value), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def _fail(scope: Scope, failure: TetherError, health: Health) -> None:
+def _fail(part: _Part, failure: TetherError, health: Health) -> None:
     """Put a measurement that failed on the record, with its cause."""
-    health.metrics[SECTIONS[scope]]["failed"] = 1
-    health.notes.append(f"diagnosis ({scope}) failed: {failure}")
+    health.metrics[part.section]["failed"] = 1
+    health.notes.append(f"diagnosis ({part.name}) failed: {failure}")
 
 
 def _metrics(information: Information) -> dict[str, float]:

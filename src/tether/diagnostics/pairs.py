@@ -8,6 +8,8 @@ are used as they are. Three scopes choose the turns:
 - trajectory: a trajectory is drawn uniformly, then one of its turns; long episodes count no more than short ones
 - turn: a turn is drawn uniformly from all turns of all trajectories
 
+The same is made of the tool calls of an agent, in the place of its reasoning: z is then the call, and x stays what it is.
+
 In the last two scopes every drawn context is a column. Equal contexts (two groups that drew the same puzzle) are always one column. A fixed
 probe (`ProbeRows`) takes the place of the first turns: the same prompts at every measurement, each of them a column whatever was replied.
 """
@@ -21,7 +23,7 @@ import numpy as np
 
 from tether.core.enums import StopReason
 from tether.core.errors import BadInput
-from tether.core.types import Group, Trajectory
+from tether.core.types import AGENT, Group, Trajectory
 
 Ids = tuple[int, ...]
 TokensOrText = Sequence[int] | str
@@ -97,10 +99,10 @@ def rollout_rows(groups: Sequence[Group]) -> dict[str, list[Any]]:
     """Tether's groups as the keyword arguments of `Monitor.observe`, one row per turn.
 
     The token ids are those of the trajectories; text is never tokenised again. A trajectory that ended with an environment error is left
-    out: its reward is not evidence about the policy.
+    out: its reward is not evidence about the policy. Where any turn calls tools, `calls` is a column too.
     """
     rows: dict[str, list[Any]] = {
-        name: [] for name in ("prompts", "reasonings", "groups", "rewards", "successes", "trajectories")
+        name: [] for name in ("prompts", "reasonings", "groups", "rewards", "successes", "trajectories", "calls")
     }  # fmt: skip
     played = [
         (group, trajectory) for group in groups for trajectory in group.trajectories if trajectory.stop_reason != StopReason.ENV_ERROR
@@ -111,16 +113,47 @@ def rollout_rows(groups: Sequence[Group]) -> dict[str, list[Any]]:
         group.index: most_common([t.turns[0].lead_ids for t in group.trajectories if t.turns and t.turns[0].reasoning_ids], default=())
         for group in groups
     }
+    common = _common_prompts(groups)
     for number, (group, trajectory) in enumerate(played):
         for turn in range(len(trajectory.turns)):
             lead = trajectory.turns[turn].lead_ids if turn else leads[group.index]
-            rows["prompts"].append((*context_of(trajectory, turn), *lead))
+            context = common[group.index] if turn == 0 and group.index in common else context_of(trajectory, turn)
+            rows["prompts"].append((*context, *lead))
+            rows["calls"].append(trajectory.turns[turn].calls_ids)
             rows["reasonings"].append(trajectory.turns[turn].reasoning_ids)
             rows["groups"].append(group.index)
             rows["rewards"].append(trajectory.reward)
             rows["successes"].append(trajectory.success)
             rows["trajectories"].append(number)
+    if not any(rows["calls"]):
+        del rows["calls"]
     return rows
+
+
+def _common_prompts(groups: Sequence[Group]) -> dict[int, Ids]:
+    """The first prompt that stands for an agent's task, where fewer than half of the members began with the same one.
+
+    An agent may write a date or an id into its prompts. Each would be a column of its own, and no reasoning could tell the columns of one
+    task apart.
+    """
+    found = {}
+    for group in groups:
+        firsts = [trajectory.turns[0].context_ids for trajectory in group.trajectories if trajectory.turns]
+        prompt = most_common(firsts, default=())
+        if group.env == AGENT and 2 * firsts.count(prompt) < len(firsts):
+            found[group.index] = prompt
+    return found
+
+
+def differing_prompts_note(groups: Sequence[Group]) -> str | None:
+    """One sentence where the members of an agent's tasks do not begin alike; None where they do."""
+    count = len(_common_prompts(groups))
+    if not count:
+        return None
+    return (
+        f"diagnosis: in {count} of {len(groups)} tasks fewer than half of the episodes begin with the same prompt (a date, an id?); there the prompt "
+        "of one of them is the column of the task"
+    )
 
 
 def most_common(values: Sequence[Lead], default: Lead) -> Lead:
@@ -131,9 +164,11 @@ def most_common(values: Sequence[Lead], default: Lead) -> Lead:
 
 def probe_rows(groups: Sequence[Group]) -> ProbeRows:
     """The first turns of Tether's groups as the rows of a probe. Errored episodes are counted and left out, as in `rollout_rows`."""
+    common = _common_prompts(groups)
     firsts = [trajectory.turns[0] for group in groups for trajectory in group.trajectories if trajectory.turns]
+    prompts = [common.get(group.index, t.turns[0].context_ids) for group in groups for t in group.trajectories if t.turns]
     return ProbeRows(
-        prompts=[turn.context_ids for turn in firsts],
+        prompts=prompts,
         reasonings=[turn.reasoning_ids for turn in firsts],
         tokens_sampled=sum(len(turn.context_ids) + len(turn.response_ids) for turn in firsts),
         errors=sum(len(group.errored) for group in groups),

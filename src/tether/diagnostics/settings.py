@@ -116,6 +116,10 @@ class AlarmRules(Settings):
     """Share of the reasonings that the lower end of the 95% interval of degenerate ones must exceed."""
     repeated_part: Share = 0.5
     """A reasoning is degenerate where more than this part of its characters repeats the text right before it."""
+    tool_share: Share = 0.25
+    """An agent has stopped using its tools where the median of its calls of them is at most this share of the run's start."""
+    continued_share: Share = 0.5
+    """An agent's history is broken where less than this share of its follow-up requests continues a reply."""
     sampler_steps: WindowSize = 3
     """Steps over which the median of mismatch and staleness of a server counts."""
     mismatch: Annotated[float, Field(gt=0)] = 0.1

@@ -51,7 +51,8 @@ def _per_environment(trajectories: Sequence[Trajectory], mixed: bool) -> dict[st
     summary: dict[str, float] = {}
     for env in sorted({trajectory.env for trajectory in trajectories}):
         played = [trajectory for trajectory in trajectories if trajectory.env == env]
-        numbers = {name: _mean([t.measures[name] for t in played]) for name in played[0].measures}
+        names = dict.fromkeys(name for t in played for name in t.measures)  # an agent may give a number in some episodes only
+        numbers = {name: _mean([t.measures[name] for t in played if name in t.measures]) for name in names}
         if mixed:
             numbers |= {"success": _mean([t.success for t in played]), "reward_mean": _mean([t.reward for t in played])}
         summary |= {f"env/{env}/{name}": value for name, value in numbers.items()}

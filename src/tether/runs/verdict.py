@@ -26,6 +26,9 @@ _MEASUREMENTS = {
     "information": ("Measuring information", ("diagnosis failed", "diagnosis (first_turn)")),
     "information_trajectory": ("Measuring information over trajectories", ("diagnosis (trajectory)",)),
     "information_turn": ("Measuring information over turns", ("diagnosis (turn)",)),
+    "information_calls": ("Measuring tool calls", ("diagnosis (calls_first_turn)",)),
+    "information_calls_trajectory": ("Measuring tool calls over trajectories", ("diagnosis (calls_trajectory)",)),
+    "information_calls_turn": ("Measuring tool calls over turns", ("diagnosis (calls_turn)",)),
     "gradients": ("The gradient decomposition", ("gradient decomposition",)),
 }
 """Section of metrics to what is measured there, and how notes begin that say why it failed."""

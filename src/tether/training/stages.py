@@ -20,7 +20,7 @@ from tether.core.types import Group
 from tether.diagnostics.alarms.repetition import rollout_repetition
 from tether.diagnostics.gradients import NO_MEMORY, decompose_gradients, gradient_metrics
 from tether.diagnostics.monitor import Health, step_work
-from tether.diagnostics.pairs import ProbeRows, probe_rows, rollout_rows
+from tether.diagnostics.pairs import ProbeRows, differing_prompts_note, probe_rows, rollout_rows
 from tether.diagnostics.summary import group_summary, rollout_summary
 from tether.models.hardware import memory_boundary
 from tether.models.policy import Policy
@@ -81,6 +81,8 @@ def diagnose(run: TrainedRun, step: int, sampled: SampledBatch) -> Health:
     probe = partial(_sample_probe, run, step - 1) if settings.diagnosis.probe_prompts else None
     with timed(run, "diagnosis") if monitor.is_due(step) else nullcontext():
         health = monitor.observe(step, **rows, metrics=metrics, work=work, probe=probe)
+    if monitor.is_due(step) and (note := differing_prompts_note(sampled.first_round)) is not None:
+        health.notes.append(note)
     health.metrics.setdefault("rollout", {}).update(rollout)
     every = settings.diagnosis.gradients.every
     if every and (step - 1) % every == 0:

@@ -233,6 +233,52 @@ def test_sampler_mismatch() -> None:
     assert check(once) == [], "one wild step, and a lag of one update, are no alarm"
 
 
+def _agent(**levels: Level) -> dict[str, Level]:
+    """A healthy agent: three requests an episode, two of them with a call, two follow-ups that continue."""
+    healthy: dict[str, Level] = {
+        **{f"rollout/env/agent/{name}": lambda _, value=value: value for name, value in (("calls", 3.0), ("with_tools", 3.0))},  # type: ignore[misc]
+        "rollout/env/agent/tool_calls": lambda step: 2 * _noise(step),
+        "rollout/env/agent/unparsed_calls": lambda _: 0.5,
+        "rollout/continued": lambda _: 1.0,
+    }
+    return healthy | {name if name == "rollout/continued" else f"rollout/env/agent/{name}": level for name, level in levels.items()}
+
+
+def test_a_healthy_agent_is_silent_and_so_is_one_without_tools() -> None:
+    assert steps_standing(_run(60, **_agent())) == {}
+    none = dict.fromkeys(("with_tools", "tool_calls"), lambda _: 0.0)
+    assert steps_standing(_run(60, **_agent(**none, calls=lambda _: 1.0))) == {}
+
+
+def test_no_tool_call_in_a_step_with_tools() -> None:
+    records = _run(30, **_agent(tool_calls=lambda step: 0.0 if step == 20 else 0.1))
+    assert steps_standing(records) == {AlarmName.NO_TOOL_CALLS: [20]}
+    (alarm,) = check(records[:20])
+    assert str(alarm.evidence[0]).endswith("tool_calls 0 in steps 20-20 (none in the step; 0.5 an episode that cannot be read)")
+
+
+def test_an_agent_that_stops_calling_its_tools() -> None:
+    """Two calls an episode, then 0.4, less than a quarter: beyond chance once seven of the eight recent steps have it."""
+    records = _run(60, **_agent(tool_calls=_drop(30, 2.0, 0.4)))
+    (alarm,) = check(records)
+    assert (alarm.name, alarm.severity, alarm.began) == (AlarmName.TOOL_USE_FALLS, Severity.WARNING, 36)
+    assert check(_run(60, **_agent(tool_calls=_drop(30, 2.0, 0.6)))) == [], "more than a quarter"
+    (alarm,) = check(_run(60, rollout__success=_drop(30, 0.5, 0.2), **_agent(tool_calls=_drop(30, 2.0, 0.4))))
+    assert alarm.severity is Severity.CRITICAL and alarm.evidence[1].metric == "rollout/success"
+
+
+def test_follow_ups_that_continue_nothing() -> None:
+    records = _run(10, **_agent(**{"rollout/continued": lambda step: {4: 0.5, 6: 0.49}.get(step, 0.9)}))
+    assert steps_standing(records) == {AlarmName.BROKEN_HISTORY: [6]}
+
+
+def test_episodes_of_a_single_request() -> None:
+    records = _run(10, **_agent(calls=lambda step: {4: 1.01, 6: 1.0}.get(step, 3.0)))
+    assert steps_standing(records) == {AlarmName.SINGLE_CALLS: [6]}
+    without = [*_run(1, **_agent(calls=lambda _: 1.0)), StepRecord(2, {"rollout/success": 0.5})]
+    assert check(without) == [], "a step that has no such number says nothing"
+
+
 @pytest.mark.parametrize("metric", ["groups__rv_mean", "rollout__reasoning_tokens"])
 def test_what_rose_and_came_back_to_its_start_has_not_collapsed(metric: str) -> None:
     assert steps_standing(_run(80, **{metric: lambda step: (50 if 20 < step < 50 else 10) * _noise(step)})) == {}

@@ -274,3 +274,31 @@ def test_a_score_that_is_not_finite_is_a_failure_with_its_cause(groups: list[Gro
 def test_a_defect_is_not_hidden(groups: list[Group], table_scorer: Any, observe: Any) -> None:
     with pytest.raises(KeyError):
         observe(Monitor(None, every=1, rules=None), 1, groups, table_scorer({}))
+
+
+def test_tool_calls_are_measured_as_reasoning_is(turn: Any, group: Any, scorer: Any, observe: Any) -> None:
+    """The calls (10,) and (20,) follow a reasoning (90,) that is the same for both prompts and tells nothing: known answers as in `test_one_look`."""
+    table = scorer(1 / 2, 1 / 8)
+    table.table |= {((prompt,), (90,)): math.log(1 / 2) for prompt in (1, 2)}
+    groups = [group(n, [[turn((1 + n,), (90, 10 * (1 + n), 91), (0, 1))]]) for n in range(2)]
+    for each in groups:
+        each.trajectories[0].turns[0].calls_span = (1, 2)
+    monitor = Monitor(None, every=1, rules=None, scopes=("trajectory",))
+    health = observe(monitor, 1, groups, table)
+    assert list(health.metrics) == ["information", "information_trajectory", "information_calls", "information_calls_trajectory"]
+    StepMetrics().put("information_calls", health.metrics["information_calls"])
+    assert health.information[FIRST].mi == 0 and health.information[FIRST].retrieval_acc == 0.5
+    assert health.calls[FIRST].mi == pytest.approx(math.log(8 / 5), abs=1e-15) and health.calls[FIRST].retrieval_acc == 1
+    assert health.metrics["information_calls"]["h_conditional"] == pytest.approx(math.log(2))
+    assert health.verdict is not None and health.verdict.regime is None, "the verdict is on the reasoning"
+    again = Monitor(None, every=1, rules=None, scopes=("trajectory",))
+    again.restore(json.loads(json.dumps(monitor.state())))
+    assert again.state() == monitor.state() and set(monitor.state()["sigma_ema"]) >= {"first_turn", "calls_first_turn"}
+
+
+def test_calls_stand_beside_reasonings() -> None:
+    monitor = Monitor(None, rules=None)
+    with pytest.raises(BadInput, match="calls stand beside reasonings, one for each row; got 1 prompts and 2 calls"):
+        monitor.observe(1, prompts=[(1,)], reasonings=[(2,)], groups=[0], calls=[(3,), (4,)])
+    with pytest.raises(BadInput, match="got responses"):
+        monitor.observe(1, prompts=[(1,)], responses=[(2,)], groups=[0], calls=[(3,)])

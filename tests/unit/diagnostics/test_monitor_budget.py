@@ -13,7 +13,7 @@ import pytest
 
 from tether import Group
 from tether.core.enums import Scope
-from tether.diagnostics.monitor import Monitor
+from tether.diagnostics.monitor import Monitor, _Part
 
 
 class _Counting:
@@ -93,7 +93,7 @@ def test_lengths_that_differ_cost_the_budget_on_average(turn: Any, group: Any, r
     """Reasonings of 1 to 9 tokens: which of them are drawn does not depend on their length, so the cost is the budget only on average."""
     groups = [group(p, [[turn((p + 1,) * 10, (1000 + 9 * p + n,) * (n + 1), (0, n + 1))] for n in range(9)]) for p in range(3)]
     monitor = Monitor(None, every=1, seed=3, rules=None)
-    drawn = [monitor._affordable(Scope.FIRST_TURN, step, rows(groups), 30 + 3 * 5 * 12) for step in range(2000)]
+    drawn = [monitor._affordable(_Part(Scope.FIRST_TURN), step, rows(groups), 30 + 3 * 5 * 12) for step in range(2000)]
     assert {len(pairs.reasonings) for pairs in drawn} == {12} and {pairs.population for pairs in drawn} == {27}
     assert statistics.fmean(pairs.cost for pairs in drawn) == pytest.approx(210, rel=0.02)
     counts = Counter(reasoning[0] for pairs in drawn for reasoning in pairs.reasonings)

@@ -4,7 +4,16 @@ from typing import Any
 
 import numpy as np
 
-from tether.diagnostics.pairs import context_of, first_turn_pairs, trajectory_pairs, turn_pairs
+from tether.core.types import AGENT
+from tether.diagnostics.pairs import (
+    context_of,
+    differing_prompts_note,
+    first_turn_pairs,
+    probe_rows,
+    rollout_rows,
+    trajectory_pairs,
+    turn_pairs,
+)
 
 
 def test_by_hand(turn: Any, group: Any, rows: Any) -> None:
@@ -102,3 +111,27 @@ def test_some_of_the_reasonings_against_all_prompts(turn: Any, group: Any, rows:
     assert (fewer.reasonings, fewer.population, fewer.dropped, fewer.prompts) == ([(14, 15)], 3, 2, pairs.prompts)
     assert (pairs.cost, len(pairs.reasonings)) == (15, 3), "the original is as it was"
     assert first_turn_pairs(rows([])).cost == 0
+
+
+def test_an_agent_that_writes_ids_into_its_prompts(turn: Any, group: Any, rows: Any) -> None:
+    """A prompt begins with the task, 1 or 2, and goes on with an id. Half of the members with one prompt keep theirs; with fewer, one stands for all."""
+    ids = ((5, 5, 6, 7), (9, 8, 7, 6))
+    groups = [group(n, [[turn((n + 1, each), (10, 90), (0, 1)), turn((3,), (11,), None)] for each in ids[n]]) for n in range(2)]
+    assert differing_prompts_note(groups) is None and len(first_turn_pairs(rows(groups)).prompts) == 7, (
+        "an environment's prompts are its own"
+    )
+    for each in groups:
+        each.env = AGENT
+    pairs = first_turn_pairs(rows(groups))
+    assert pairs.prompts == [(1, 5), (1, 6), (1, 7), (2, 6)] and pairs.source == [0, 0, 1, 2, 3, 3, 3, 3]
+    assert rows(groups).prompts[-1] == (2, 6, 10, 90, 3), "later turns saw what they saw"
+    assert list(probe_rows(groups).prompts)[4:] == [(2, 6)] * 4
+    note = differing_prompts_note(groups)
+    assert note is not None and note.startswith("diagnosis: in 1 of 2 tasks fewer than half of the episodes begin with the same prompt")
+
+
+def test_calls_are_a_column_where_there_are_any(turn: Any, group: Any) -> None:
+    groups = [group(0, [[turn((1,), (10, 20, 21, 90), (0, 1)), turn((3,), (11,), None)]])]
+    assert "calls" not in rollout_rows(groups)
+    groups[0].trajectories[0].turns[0].calls_span = (1, 3)
+    assert rollout_rows(groups)["calls"] == [(20, 21), ()]

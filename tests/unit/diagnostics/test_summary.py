@@ -103,6 +103,18 @@ def test_numbers_of_the_environments() -> None:
     assert {name: value for name, value in found.items() if name.startswith("env/")} == pytest.approx({**own, **rates})
 
 
+def test_numbers_that_some_episodes_of_an_agent_have() -> None:
+    """An episode that a budget ended has no number of the agent's own; of five follow-ups in all, three continued."""
+    counts = (
+        {"follow_ups": 4.0, "continued": 3.0},
+        {"follow_ups": 1.0, "continued": 0.0, "steps": 3.0},
+        {"follow_ups": 0.0, "continued": 0.0},
+    )
+    found = rollout_summary([Group(0, 0, [_trajectory([_turn((1,), (2,))], env="agent", measures=each) for each in counts])])
+    assert found["env/agent/steps"] == 3 and found["continued"] == pytest.approx(0.6)
+    assert "continued" not in rollout_summary(_mixed())
+
+
 @pytest.mark.parametrize("num_samples", [1, 2, 5, 8])
 def test_pass_at_k_is_the_share_of_draws_that_hold_a_success(num_samples: int) -> None:
     for num_solved in range(num_samples + 1):

@@ -13,6 +13,7 @@ from tether.algorithms.filters.scores import ZERO
 from tether.core.alarms import AlarmName, Evidence, Severity
 from tether.core.metrics import wilson_interval
 from tether.core.reasoning import FEWEST_PROMPTS, REACH
+from tether.core.types import AGENT
 from tether.diagnostics.alarms.history import INFORMATION, History, Shift, fall, rise
 from tether.diagnostics.settings import AlarmRules
 
@@ -229,6 +230,81 @@ def _sampler_mismatch(history: History, rules: AlarmRules) -> Finding | None:
     if not found:
         return None
     return Finding(Severity.CRITICAL if found[0].metric == "rollout/mismatch_before" else Severity.WARNING, tuple(found))
+
+
+@_rule(
+    AlarmName.NO_TOOL_CALLS,
+    "the model does not write tool calls, or writes them in another format than its chat template's, so that they are read as text",
+    "read some replies in the dashboard, set agent.tool_format where they hold calls, say in the prompt when to call a tool, start from a model that was "
+    "taught tools (model.name), raise rollout.max_tokens if replies are cut",
+)
+def _no_tool_calls(history: History, rules: AlarmRules) -> Finding | None:
+    calls = _now(history, "tool_calls")
+    if not _now(history, "with_tools") or calls is None or calls > 0:
+        return None
+    unparsed = _now(history, "unparsed_calls") or 0.0
+    return _finding(history, "tool_calls", 0.0, f"none in the step; {unparsed:.3g} an episode that cannot be read")
+
+
+@_rule(
+    AlarmName.TOOL_USE_FALLS,
+    "answers without tools earn as much as those with them, or calls that fail cost more than none, so the policy unlearns them",
+    "let the reward tell an answer that was looked up from a guess, bring rollout.format_penalty nearer to 0, set algorithm.kl_coef above 0, return to an "
+    "earlier checkpoint",
+)
+def _tool_use_falls(history: History, rules: AlarmRules) -> Finding | None:
+    shift = _from_the_start(history, _agent("tool_calls"), rules, rules.tool_share)
+    if shift is None:
+        return None
+    success = _success_shift(history, rules)
+    if success is None:
+        return Finding(Severity.WARNING, (_evidence(_agent("tool_calls"), shift),))
+    return Finding(Severity.CRITICAL, (_evidence(_agent("tool_calls"), shift), _evidence("rollout/success", success)))
+
+
+@_rule(
+    AlarmName.BROKEN_HISTORY,
+    "the agent or its framework rewrites the history (a time in the system prompt, summaries, calls as text), so every request is computed anew and trained as "
+    "a context of its own; for sub-agents that share a reply this is as it should be",
+    "look at contexts_edited and its neighbours among the numbers of the agent, send earlier messages back as they came; set agent.history template where each request "
+    "is meant to be read as a server would",
+)
+def _broken_history(history: History, rules: AlarmRules) -> Finding | None:
+    share = _now(history, "rollout/continued")
+    if share is None or share >= rules.continued_share:
+        return None
+    return _finding(history, "rollout/continued", share, f"of the step's follow-up requests, the bound is {rules.continued_share:g}")
+
+
+@_rule(
+    AlarmName.SINGLE_CALLS,
+    "the agent does not send the results of its tools back, its loop ends after one reply, or its other requests go to another address",
+    "check that the loop runs until a reply has no tool call, and that every client takes the address of its episode (agent.env for a "
+    "command); for a task of one step this is as it should be",
+)
+def _single_calls(history: History, rules: AlarmRules) -> Finding | None:
+    if (
+        not _now(history, "with_tools") or _now(history, "calls") != 1.0
+    ):  # an episode without any call is no evidence, so a mean of 1 is all of them
+        return None
+    return _finding(history, "calls", 1.0, "in every episode of the step")
+
+
+def _agent(name: str) -> str:
+    """The metric of a number that every episode of an agent has."""
+    return name if "/" in name else f"rollout/env/{AGENT}/{name}"
+
+
+def _now(history: History, name: str) -> float | None:
+    """Its value at the last step."""
+    last = history[_agent(name)].last(1)
+    return last.values[0] if last.steps and last.steps[0] == history.steps[-1] else None
+
+
+def _finding(history: History, name: str, value: float, test: str) -> Finding:
+    """A warning about the last step alone."""
+    step = history.steps[-1]
+    return Finding(Severity.WARNING, (Evidence(_agent(name), value, (step, step), test),))
 
 
 def _evidence(metric: str, shift: Shift) -> Evidence:

@@ -8,7 +8,7 @@ from typing import Any
 from tether.core.enums import StopReason
 from tether.core.http import serving_app
 from tether.core.protocols import Sampling
-from tether.core.types import Trajectory
+from tether.core.types import AGENT, Trajectory
 from tether.models.messages import AgentChat
 from tether.rollout.episode import EpisodeRules, EpisodeSeeds
 from tether.rollout.gateway.agents import Agent, AgentFailure, ModelAddress, Result
@@ -16,8 +16,7 @@ from tether.rollout.gateway.app import Gateway
 from tether.rollout.gateway.session import Budgets, Session, grade, trajectory_of
 from tether.rollout.gateway.trained import train_rule
 
-LABEL = "agent"
-"""How records call the environment of an agent."""
+LABEL = AGENT
 
 
 @dataclass(frozen=True, slots=True)
