@@ -22,6 +22,7 @@ from tether.core.protocols import Sampling
 from tether.core.types import Trajectory
 from tether.models.chat import ChatFormat
 from tether.models.policy import Policy
+from tether.models.tool_formats import ToolCall
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import EpisodeRules, EpisodeSeeds
 from tether.rollout.gateway.agents import AgentFailure, CommandAgent, FunctionAgent, ModelAddress, Result, read_result
@@ -463,6 +464,37 @@ def _said(run: Path) -> list[Any]:
     """Every reply of a run, in the order of its record."""
     records = [json.loads(line) for line in (run / "trajectories.jsonl").read_text().splitlines()]
     return [(record["step"], record["reward"], [turn["response"] for turn in record["turns"]]) for record in records]
+
+
+async def tool_agent(task: dict[str, Any], llm: ModelAddress) -> float:
+    """A title, which is no part of the task, then one request with tools."""
+    await ask(llm, [say(f"A title for {task['n']}")])
+    await ask(llm, [say(task["question"])], tools=[TOOL])
+    return float(task["n"] % 2)
+
+
+def everything_is_a_call(text: str, tools: Any) -> tuple[str, tuple[ToolCall, ...]]:
+    return "", (ToolCall("look", {"at": text}),)
+
+
+def test_a_run_measures_calls_and_trains_those_with_tools(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({"n": n, "question": f"What is {n}?"}) + "\n" for n in range(60)))
+    given: dict[str, Any] = {
+        "model": {"device": "cpu"},
+        "rollout": {"num_groups": 4, "group_size": 2, "max_tokens": 8},
+        "evaluation": {"prompts": 1},
+        "agent.tool_format": f"{__name__}:everything_is_a_call",
+        "agent.train_calls": "with_tools",
+    }
+    run = tether.train(agent=tool_agent, tasks=tasks, steps=1, out=tmp_path / "run", filter="all", **given)
+    assert run.metrics("information_calls/num_reasonings")[1] == 8 and 0 <= run.metrics("information_calls/retrieval_acc")[1] <= 1
+    records = [json.loads(line) for line in (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()]
+    turns = [turn for record in records if record["split"] == "train" for turn in record["turns"]]
+    assert [(turn.get("trained", True), "calls_span" in turn) for turn in turns] == [(True, True), (False, False)] * 8
+    assert run.metrics("update/tokens_trained")[1] == sum(len(turn["response_ids"]) for turn in turns if turn.get("trained", True))
+    with pytest.raises(BadInput, match="did you mean 'with_tools'"):
+        tether.train(agent=tool_agent, tasks=tasks, out=tmp_path / "x", **{**given, "agent.train_calls": "with_tool"})
 
 
 def test_settings_of_agents(tmp_path: Path) -> None:
