@@ -201,7 +201,7 @@ class EngineStatistics:
     fed_tokens: int = 0
     """Tokens of prompts and observations that were computed."""
     shared_tokens: int = 0
-    """Tokens of prompts that were not computed, because another member of the group had computed them."""
+    """Tokens of prompts that were not computed, because the cache held them: another member of the group, or another conversation."""
     dropped_tokens: int = 0
     """Tokens drawn past the end of a response."""
     evictions: int = 0

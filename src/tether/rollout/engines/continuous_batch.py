@@ -4,7 +4,7 @@ Every conversation owns a slot of a decoder while it lives, so a turn computes o
 waits while it has tokens to prefill (its prompt, or the observation after a response) and decodes afterwards. Waiting rows are prefilled
 together, once they are an eighth of all rows, since a call costs much the same for few rows as for many; with drafts (below) on a GPU, by the next
 call that decodes, which takes them in. Members of a group that wait with the same new prompt compute it once. A finished conversation frees its slot
-immediately (a server keeps it: kept_slots.py); one that resets its context keeps its slot and clears the cache in it.
+immediately (a server keeps it, and lets others begin with what any slot holds: kept_slots.py); one that resets its context keeps its slot and clears the cache in it.
 
 Complete responses are delivered to their conversations (parsed, given to the environment, the next prompt tokenised) while the device
 decodes the other rows. Slow environments run meanwhile too; their answers are collected when rows are prefilled, always at the same point of
@@ -39,7 +39,7 @@ from tether.core.protocols import ContextReset, Conversation, EngineStatistics, 
 from tether.core.types import Completion
 from tether.models.fast.decoding.drafts import DraftPause
 from tether.models.fast.decoding.protocol import Decoder, DraftPlan, PrefillRequest, Sampled
-from tether.rollout.engines.kept_slots import KeptSlots
+from tether.rollout.engines.kept_slots import LEAST_SHARED, KeptSlots
 from tether.rollout.engines.stop_rule import StopRule
 
 FEED_SHARE = 8
@@ -124,7 +124,7 @@ class ContinuousBatch:
         self._beside = speculative_tokens > 0 and decoder.prefills_beside
         """Whether rows are prefilled while others decode."""
         self._pause = DraftPause()
-        if speculative_tokens:
+        if speculative_tokens and not kept:  # what was kept may be drafted from, too
             decoder.start_drafts(speculative_tokens)
         self._waiting: list[_Row] = []
         self._decoding: list[_Row] = []
@@ -172,22 +172,36 @@ class ContinuousBatch:
                 row.pending = feed
             else:
                 row.tokens = list(feed)
-        if self._kept and (found := self._kept.take(row.tokens)) is not None:  # it continues a conversation that has ended
-            row.slot, row.filled = found
-            self._statistics.shared_tokens += row.filled
-        else:
-            if not self._slots_free:
-                self._give_up_kept()
+        if not self._continues_kept(row):
             row.slot = self._slots_free.pop()
         row.admitted = self._num_admitted
         self._num_admitted += 1
         self._waiting.append(row)
 
-    def _give_up_kept(self) -> bool:
-        """Free the slot of the conversation that ended longest ago, if one was kept."""
+    def _continues_kept(self, row: _Row) -> bool:
+        """Whether a row continues all of a conversation that has ended, and has its slot. Otherwise a slot is free for it."""
         if not self._kept:
             return False
-        slot = self._kept.give_up()
+        found = self._kept.find(row.tokens)
+        if self._kept.is_all_of(found.slot, found.length):
+            self._kept.take(found.slot)
+            row.slot = found.slot
+            self._skip(row, found.length)
+            return True
+        if not self._slots_free and not self._give_up_kept(but=found.slot):
+            self._give_up_kept()
+        return False
+
+    def _skip(self, row: _Row, length: int) -> None:
+        """The slot of a row holds so many of its tokens, which need not be computed."""
+        row.filled, row.lost = length, max(0, row.lost - length)
+        self._statistics.shared_tokens += length
+
+    def _give_up_kept(self, but: int = -1) -> bool:
+        """Free the slot of the conversation that ended longest ago, if one was kept, `but` excepted."""
+        slot = None if self._kept is None else self._kept.give_up(but)
+        if slot is None:
+            return False
         self._decoder.release(slot)
         self._slots_free.append(slot)
         return True
@@ -208,12 +222,38 @@ class ContinuousBatch:
         """Prefill every waiting row and sample its next token; it decodes from then on."""
         for row in self._waiting:
             self._check_length(len(row.tokens))
-        while not self._reserve_prompts(groups := _same_prompts(self._waiting)):
-            if not self._give_up_kept():
-                self._evict()
-        self._waiting = []
-        for call in self._prefill(groups):
-            self._accept(*call)
+        while self._waiting:
+            later = self._share_beginnings(self._waiting)
+            while not self._reserve_prompts(groups := _same_prompts([row for row in self._waiting if row.slot not in later])):
+                if not self._give_up_kept():
+                    self._evict()
+            self._waiting = [row for row in self._waiting if row.slot in later]
+            for call in self._prefill(groups):
+                self._accept(*call)
+
+    def _share_beginnings(self, rows: list[_Row]) -> set[int]:
+        """Let rows that begin take over what slots hold of their prompts. The slots of those that begin like one which is computed first."""
+        if self._kept is None:
+            return set()
+        self._kept.take_back()
+        later, alone = set[int](), set[object]()
+        for row in rows:
+            if not row.filled:
+                found = self._kept.find(row.tokens)
+                if found.promised - found.length >= LEAST_SHARED and _prompt_key(row) not in alone:
+                    later.add(row.slot)
+                    continue
+                if found.length >= LEAST_SHARED:
+                    self._adopt(row, found.slot, found.length)
+            if not row.filled:
+                alone.add(_prompt_key(row))  # the same prompt again is computed with it (_same_prompts)
+            self._kept.promise(row.slot, row.tokens)
+        return later
+
+    def _adopt(self, row: _Row, source: int, length: int) -> None:
+        while not (shared := self._decoder.adopt(row.slot, source, length)) and self._give_up_kept(but=source):
+            pass
+        self._skip(row, shared)
 
     def _prefill_beside(self, num_decoding: int) -> list[tuple[list[_Row], Sampling, Sampled]]:
         """Prefill rows that wait while so many others decode, if there is room for them.
@@ -225,10 +265,11 @@ class ContinuousBatch:
         ready = [row for row in self._waiting if row.pending is None]
         for row in ready:
             self._check_length(len(row.tokens))
-        groups = _same_prompts(ready)
+        later = self._share_beginnings(ready)
+        groups = _same_prompts([row for row in ready if row.slot not in later])
         if not ready or not self._reserve_prompts(groups):
             return []
-        self._waiting = [row for row in self._waiting if row.pending is not None]
+        self._waiting = [row for row in self._waiting if row.pending is not None or row.slot in later]
         return list(self._prefill(groups))
 
     def _reserve_prompts(self, groups: list[list[_Row]]) -> bool:
@@ -249,7 +290,11 @@ class ContinuousBatch:
         for kind, alike in _by_kind(groups, lambda members: members[0].kind):
             requests = [PrefillRequest(tuple(row.slot for row in members), members[0].filled, members[0].unfed) for members in alike]
             rows = [row for members in alike for row in members]
-            yield rows, kind, self._decoder.prefill(requests, kind, np.concatenate([row.uniforms(1) for row in rows]))
+            sampled = self._decoder.prefill(requests, kind, np.concatenate([row.uniforms(1) for row in rows]))
+            if self._kept is not None:
+                for row in rows:
+                    self._kept.hold(row.slot)
+            yield rows, kind, sampled
 
     def _decode(self) -> None:
         """Feed the last sampled token of every decoding row, and a draft where that is worth it, and sample its next tokens."""
@@ -403,8 +448,7 @@ class ContinuousBatch:
             self._notify_finished()
             return
         if isinstance(feed, ContextReset):
-            self._decoder.release(row.slot)
-            self._is_full = False
+            self._release(row)
             row.tokens, row.filled, row.lost = [], 0, 0
         row.tokens += feed
         row.logprobs = []
@@ -419,8 +463,13 @@ class ContinuousBatch:
             self._is_full = False
 
     def _free_slot(self, row: _Row) -> None:
-        self._decoder.release(row.slot)
+        self._release(row)
         self._slots_free.append(row.slot)
+
+    def _release(self, row: _Row) -> None:
+        self._decoder.release(row.slot)
+        if self._kept is not None:
+            self._kept.drop(row.slot)
         self._is_full = False
 
     def _notify_finished(self) -> None:
@@ -438,9 +487,12 @@ def _same_prompts(waiting: list[_Row]) -> list[list[_Row]]:
     """Rows that wait, grouped by equal new prompts of one prefix key: a group is computed once."""
     groups: dict[object, list[_Row]] = {}
     for row in waiting:
-        key = row.admitted if row.filled else (row.conversation.prefix_key, row.kind, tuple(row.tokens))
-        groups.setdefault(key, []).append(row)
+        groups.setdefault(row.admitted if row.filled else _prompt_key(row), []).append(row)
     return list(groups.values())
+
+
+def _prompt_key(row: _Row) -> object:
+    return row.conversation.prefix_key, row.kind, tuple(row.tokens)
 
 
 def _by_kind(things: list[T], kind: Callable[[T], Sampling]) -> list[tuple[Sampling, list[T]]]:

@@ -1,7 +1,7 @@
 """The native engine: continuous batching of many conversations on the learner's own weights (continuous_batch.py says how).
 
-A server keeps the slots of conversations that have ended (`keeps_slots`): a request that continues one computes its new tokens alone. These slots
-are given up first where slots or memory are needed.
+A server keeps the slots of conversations that have ended (`keeps_slots`): a request computes only what no slot holds of its beginning
+(kept_slots.py). These slots are given up first where slots or memory are needed.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ class NativeEngine:
 
         `speculative_tokens`: how many tokens of a row are guessed at most; 0 for none.
 
-        `keeps_slots`: what ended conversations left in the cache serves those that begin with it. Then `forget` must be called before the weights change.
+        `keeps_slots`: what conversations, also ended ones, have in the cache serves those that begin with it. Then `forget` must be called before the weights change.
         """
         if policy.tokenizer is None:
             raise BadInput("the native engine needs a policy with its tokenizer; build it as Policy(model, tokenizer)")
@@ -74,9 +74,9 @@ class NativeEngine:
 
     def forget(self) -> None:
         """Give up what was kept of ended conversations: the weights change."""
-        while self._kept:
+        while self._kept is not None and (slot := self._kept.give_up()) is not None:
             assert self._decoder is not None  # whose slots they are
-            self._decoder.release(self._kept.give_up())
+            self._decoder.release(slot)
 
     def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
         """Drive every conversation to its end."""

@@ -2,7 +2,7 @@
 
 A model reads a range of rows as a view, so the rows of a step are moved to the front first; few change from one step to the next. Feeding
 needs no order: rows are few then and the pass is long. Texts are fed in parts of bounded size, sorted by length where they are padded.
-A prompt that several slots share is computed once and copied.
+What several slots begin with is computed once and copied.
 
 Memory: all rows are as long as the longest conversation needs. Rows and positions together stay within a budget; positions grow by
 doubling inside it, and where the longest conversation needs more, there are fewer rows. When the last slot is released, all memory goes
@@ -91,6 +91,17 @@ class ContiguousDecoder:
             self._cache.keys.clear()
             self._cache.values.clear()
             self._cache.resize(0, 0)
+
+    @torch.inference_mode()
+    def adopt(self, slot: int, source: int, length: int) -> int:
+        """By a copy, which takes no time beside computing them."""
+        if not self.reserve({slot: length}):
+            return 0
+        self._cache.copy_row(self._row[source], self._row[slot], length)
+        self._filled[slot] = length
+        if self._drafts is not None:
+            self._drafts.adopt(slot, source, length)
+        return length
 
     @torch.inference_mode()
     def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Sampled:

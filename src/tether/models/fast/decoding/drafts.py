@@ -47,6 +47,11 @@ class Drafts:
                 if end >= length:
                     self._followed_by[tuple(text[end - length : end])] = text, end
 
+    def adopt(self, slot: int, source: int, length: int) -> None:
+        """The text of a slot begins like another's; unknown where that is not known so far."""
+        known = self._texts.get(source, [])[:length]
+        self._texts[slot] = known if len(known) == length else []
+
     def guess(self, slot: int, count: int) -> list[int]:
         """At most so many tokens that may follow the text of a slot; none where its last ones have not occurred before."""
         text = self._texts[slot]

@@ -2,7 +2,7 @@
 
 A step of decoding (embedding, layers, head, sampling, recording) is recorded once for a few batch sizes as a CUDA graph and replayed for every
 token; rows that fill up a batch to its size write to page 0, which no slot owns. Several tokens in a row are sampled on the device before the
-host looks at them. Prompts and observations are fed flat, one text after another; slots that begin with the same prompt share its full pages. Small
+host looks at them. Prompts and observations are fed flat, one text after another; slots that begin alike share full pages. Small
 feeds (a few conversations that come back from their environment) are filled up to one of a few sizes and replayed too: launched one by one, their
 kernels would take longer than the device needs for them. Drafts (kernels/drafts.py) are made and verified by a step with a few tokens a row, several
 times before the host looks; the last of these steps also takes in such a feed, which costs about half of what it costs apart. The weights are the
@@ -103,6 +103,15 @@ class PagedDecoder:
 
     def release(self, slot: int) -> None:
         self._pages.release(slot)
+
+    @torch.inference_mode()
+    def adopt(self, slot: int, source: int, length: int) -> int:
+        shared, copy = self._pages.adopt(slot, source, length)
+        if copy is not None:
+            self._cache[:, :, copy[1]] = self._cache[:, :, copy[0]]
+        if self._texts is not None:
+            self._texts.copy(source, self._sent(np.array([slot])))
+        return shared
 
     @torch.inference_mode()
     def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Sampled:

@@ -67,6 +67,19 @@ class Pages:
                 self.tables[follower, index] = page
         return [(self._owned[leader][full], self._owned[follower][full]) for follower in followers] if rest else []
 
+    def adopt(self, slot: int, source: int, positions: int) -> tuple[int, tuple[int, int] | None]:
+        """Let an empty slot begin with another's positions: full pages are shared, the last one, to which both may write, is copied.
+
+        Where no page is free for the copy, it has the full ones alone. Returns how many positions it has, and the copy to make, (from, to).
+        """
+        full, rest = divmod(positions, self.page)
+        for page in self._owned[source][:full]:
+            self._append(slot, page)
+        if not rest or not self._free:
+            return full * self.page, None
+        self._append(slot, self._free.pop())
+        return positions, (self._owned[source][full], self._owned[slot][full])
+
     def rows(self, slots: Sequence[int], num_rows: int) -> npt.NDArray[np.int32]:
         """The tables of some slots, filled up with rows of page 0."""
         rows = np.zeros((num_rows, self.tables.shape[1]), dtype=np.int32)

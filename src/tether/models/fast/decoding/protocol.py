@@ -91,6 +91,11 @@ class Decoder(Protocol):
         """Forget what a slot holds and give its memory back."""
         ...
 
+    def adopt(self, slot: int, source: int, length: int) -> int:
+        """Let an empty slot begin with the first positions of another, which are filled and stay as they are. How many of them it has now: all, or
+        fewer where memory does not suffice."""
+        ...
+
     @property
     def prefills_beside(self) -> bool:
         """Whether a call with drafts takes in what is prefilled: `prefill` may then be called before a `speculate` was waited for."""

@@ -67,6 +67,10 @@ class Journal:
         assert drawn.counts_B is not None and drawn.counts_B.tolist() == [right + 1] * len(slots)
         self.compare(slots, SampleOutput(drawn.ids_BK[:, : right + 1], drawn.logprobs_BK[:, : right + 1]), uniforms[:, : right + 1])
 
+    def adopt(self, slot: int, source: int, length: int) -> None:
+        assert self.decoder.adopt(slot, source, length) == length
+        self.talks[slot] = self.talks[source][: length + 1]
+
     def release(self, *slots: int) -> None:
         for slot in slots:
             self.decoder.release(slot)
@@ -140,6 +144,25 @@ def test_drafts_right_and_wrong(journal: Callable[..., Journal]) -> None:
     j.feed((0,), lengths=(5,))
     j.decode(2, 0)
     assert j.num_compared == 3 + 2 + 4 + 6 + 6 + 1 + 2
+
+
+def test_a_slot_begins_with_what_another_holds(journal: Callable[..., Journal]) -> None:
+    """While that one goes on, after it is gone, from one that adopted itself, and with drafts from what was adopted."""
+    j = journal(budget_positions=4 * 60)
+    j.decoder.start_drafts(3)
+    j.feed((0,), (1,), lengths=(30, 5))
+    j.decode(0, 1, count=2)
+    j.adopt(2, 0, 31)
+    j.feed((2,), lengths=(4,))
+    j.decode(1, 0, 2)
+    j.release(0)
+    j.adopt(4, 2, 20)
+    j.decode(1)  # moves what was adopted
+    j.feed((4,), (0,), lengths=(3, 8))
+    j.speculate(4, right=2, count=3)
+    j.decode(2, 0, 4, 1)
+    assert j.decoder.adopt(5, 2, 61) == 0, "a fifth row of so many positions has no room"
+    assert j.num_compared == 2 + 4 + 1 + 3 + 1 + 2 + 3 + 4
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])

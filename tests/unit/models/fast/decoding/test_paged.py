@@ -90,6 +90,32 @@ def test_two_turns_token_for_token(model: hf.PreTrainedModel, monkeypatch: pytes
     assert [int(found[1, 0]), *more.ids_BK[0].tolist()] == greedy(model, texts[2], 3)
 
 
+def test_a_slot_begins_with_what_another_holds(model: hf.PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two full pages are shared, four positions of the third are copied: neither slot sees what the other writes, nor what becomes of its slot."""
+    monkeypatch.setattr(paged, "FEED_SIZES", ())
+    decoder = decoder_for(model)
+    decoder.start_drafts(2)
+    rng = generator("test", "adopt")
+    source, more, stranger = (rng.integers(0, 50, count).tolist() for count in (40, 5, 37))
+    zeros = np.zeros(1, np.float32)
+    assert decoder.reserve({0: 42})
+    source += decoder.prefill([PrefillRequest((0,), 0, source)], GREEDY, zeros)().ids_BK[0].tolist()
+    assert decoder.adopt(1, 0, 36) == 36
+    text = [*source[:36], *more]
+    assert decoder.reserve({1: 48})
+    text += decoder.prefill([PrefillRequest((1,), 36, more)], GREEDY, zeros)().ids_BK[0].tolist()
+    source += decoder.decode([0], [40], source[-1:], GREEDY, np.zeros((1, 1), np.float32))().ids_BK[0].tolist()
+    assert source[40:] == greedy(model, source[:40], 2)
+    decoder.release(0)
+    assert decoder.reserve({0: 38})
+    decoder.prefill([PrefillRequest((0,), 0, stranger)], GREEDY, zeros)()
+    found = decoder.speculate([1], [41], text[-1:], DraftPlan(2, 2), GREEDY, np.zeros((1, 6), np.float32))()
+    assert found.counts_B is not None
+    text += found.ids_BK[0, : int(found.counts_B[0])].tolist()
+    assert text[41:] == greedy(model, text[:41], len(text) - 41)
+    np.testing.assert_allclose(found.logprobs_BK[0, : len(text) - 42], logprobs(model, text, len(text) - 42), atol=1e-5)
+
+
 def test_a_feed_that_is_filled_up(model: hf.PreTrainedModel) -> None:
     """Tokens that fill it up belong to the row behind the last text, which is on page 0; texts that fill it up have no tokens."""
     decoder = decoder_for(model)

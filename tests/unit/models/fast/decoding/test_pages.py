@@ -71,6 +71,24 @@ def test_a_beginning_of_whole_pages_leaves_nothing_to_copy() -> None:
     assert pages.tables[0, 2] != pages.tables[1, 2]
 
 
+def test_a_beginning_is_adopted_page_by_page() -> None:
+    pages = Pages(num_pages=6, num_slots=3, page=16, most_positions=64)
+    assert pages.reserve({0: 40}, NO_SHARING) and pages.num_free == 2
+    tables = pages.tables
+    assert pages.adopt(1, 0, 36) == (36, (tables[0, 2], tables[1, 2])) and pages.num_free == 1
+    assert (tables[0, :2] == tables[1, :2]).all() and len({0, tables[0, 2], tables[1, 2]}) == 3
+    assert pages.reserve({1: 48}, NO_SHARING) and pages.num_free == 1, "the copied page is its own"
+    pages.release(0)
+    assert pages.num_free == 2, "the pages that it shares live on"
+    assert pages.adopt(2, 1, 32) == (32, None) and pages.num_free == 2, "whole pages need no copy"
+    pages.release(2)
+    assert pages.reserve({0: 32}, NO_SHARING) and pages.num_free == 0
+    assert pages.adopt(2, 1, 36) == (32, None), "no page is free for the copy"
+    for slot, free in ((1, 1), (2, 3), (0, 5)):
+        pages.release(slot)
+        assert pages.num_free == free
+
+
 def test_rows_of_nobody_fill_up_a_batch() -> None:
     pages = Pages(num_pages=4, num_slots=2, page=16, most_positions=32)
     assert pages.reserve({0: 16, 1: 32}, NO_SHARING)
