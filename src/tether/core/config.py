@@ -28,12 +28,21 @@ MAX_VALUE = 2**16
 MAX_ENTRIES = 50_000
 """Values in a file with its aliases written out: a few lines of YAML can stand for billions."""
 MAX_DEPTH = 64
+_TOO_DEEP = "it is nested too deeply"
 MAX_PROBLEMS = 20
 """Lines about wrong settings."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without keys that are given twice: the last one would win in silence."""
+    """YAML without keys that are given twice, the last of which would win in silence, and without deep nesting.
+
+    Not libyaml's CSafeLoader: half a million brackets overflow its stack and end the process.
+    """
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        if self.flow_level >= MAX_DEPTH:  # before it is parsed: PyYAML's time grows with the square of the nesting
+            raise yaml.YAMLError(_TOO_DEEP)
+        super().fetch_flow_collection_start(TokenClass)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
@@ -52,7 +61,7 @@ def load_yaml(text: str) -> Any:
     try:
         data = yaml.load(text, _Loader)  # a SafeLoader: values only, no classes
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(_TOO_DEEP) from None
     _check_size(data)
     return data
 
@@ -71,7 +80,7 @@ def _check_size(data: Any) -> None:
         if not following:
             return
         level = following
-    raise ValueError("it is nested too deeply")
+    raise ValueError(_TOO_DEEP)
 
 
 class Settings(BaseModel):
@@ -131,7 +140,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except (ValueError, yaml.YAMLError) as error:  # PyYAML lets the ValueError of an impossible date through
         raise ConfigError(f"config file '{path}' does not parse: {shortened(' '.join(str(error).split()), 500)}") from error
     except RecursionError:
-        raise ConfigError(f"config file '{path}' does not parse: it is nested too deeply") from None
+        raise ConfigError(f"config file '{path}' does not parse: {_TOO_DEEP}") from None
     if data is None:
         return {}
     if not isinstance(data, dict):

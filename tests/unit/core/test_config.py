@@ -1,13 +1,15 @@
 """Settings: files and overrides in, one object or every problem at once out."""
 
+import time
 from pathlib import Path
 from typing import Literal
 
 import pytest
+import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from tether.core import config
-from tether.core.config import Settings, dump_yaml, known_keys, load, merge, parse_overrides, read_file, validate
+from tether.core.config import Settings, dump_yaml, known_keys, load, load_yaml, merge, parse_overrides, read_file, validate
 from tether.core.errors import ConfigError
 
 
@@ -249,6 +251,16 @@ def test_texts_that_look_like_other_things_survive(tmp_path: Path) -> None:
     for name in ("yes", "null", "1e3", "010", "2024-01-01", "a: b", "#", "", "√"):
         (tmp_path / "config.yaml").write_text(dump_yaml(Named(name=name)), encoding="utf-8")
         assert load(Named, tmp_path / "config.yaml").name == name
+
+
+def test_deep_nesting_is_refused_before_it_is_parsed() -> None:
+    """PyYAML takes 1.5 s for so many brackets, and every page of the dashboard reads the config."""
+    start = time.process_time()
+    for text in ("[" * 3000, "[" * 65 + "]" * 65, "{a: " * 65 + "1" + "}" * 65):
+        with pytest.raises(yaml.YAMLError, match="it is nested too deeply"):
+            load_yaml(text)
+    assert time.process_time() - start < 0.5
+    assert load_yaml("[" * 64 + "]" * 64) and load_yaml("'" + "[" * 3000 + "'") == "[" * 3000
 
 
 def test_module_names_what_it_promises() -> None:

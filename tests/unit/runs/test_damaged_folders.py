@@ -102,8 +102,8 @@ def look(address: str, name: str, pages: Sequence[str] = PAGES) -> None:
         for path in pages:
             words = {"run": [name, "good"] if path == "/compare" else name, "key": "1/train/0/0", "step": 1, "name": "success"}
             answer = client.get(path, params=words, headers={"accept": "application/json"})
-            assert answer.status_code in (200, 400, 500) and "Traceback" not in answer.text, (path, answer.text)
-            assert answer.status_code != 500 or "cannot read" in answer.json()["error"], (path, answer.text)
+            assert answer.status_code in (200, 400, 422) and "Traceback" not in answer.text, (path, answer.text)
+            assert answer.status_code != 422 or "cannot read" in answer.json()["error"], (path, answer.text)
 
 
 def check(tmp_path: Path, damage: list[tuple[str, bytes]], capsys: pytest.CaptureFixture[str], *, thinned: bool = False) -> None:
@@ -185,7 +185,7 @@ def test_only_plain_files_are_opened(
             continue
     with served(tmp_path) as address:
         for number in range(len(FILES)):
-            look(address, f"b{number}")
+            look(address, f"b{number}", PAGES[number % 3 :: 3] if kind == "fifo" else PAGES)  # all of them in the long tests
         assert httpx.get(f"{address}/health", timeout=5).json()["status"] == "ok"
         page = httpx.get(f"{address}/", timeout=30)
         assert page.status_code == 200 and ">good<" in page.text and ">b0<" in page.text
