@@ -21,7 +21,7 @@ from tether.runs.store import RunStore
 
 SETTINGS: dict[str, Any] = {
     "steps": 2,
-    "rollout": {"num_groups": 2, "group_size": 4, "max_tokens": 40, "max_context": 900, "max_rows": 8},
+    "rollout": {"num_groups": 2, "group_size": 3, "max_tokens": 24, "max_context": 900, "max_rows": 8},
     "learner": {"update_batch": 4, "learning_rate": 1e-4},
     "evaluation": {"prompts": 2},
     "diagnosis": {"every": 0},
@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
 def _train(out: Path, engine: str, **more: Any) -> RunStore:
     settings = {**SETTINGS, **more}
     settings["rollout"] = {**SETTINGS["rollout"], "engine": engine}
-    tether.train("frozen_lake", out=out, **settings)
+    tether.train({"name": "frozen_lake", "options": {"max_turns": 2}}, out=out, **settings)
     return RunStore.open(out)
 
 

@@ -102,6 +102,7 @@ def _same(one: Any, other: Any) -> bool:
 VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"model": {"dtype": "bfloat16"}},
+    "ppo": {"algorithm": {"name": "ppo"}},
     "ppo in bfloat16": {"model": {"dtype": "bfloat16"}, "algorithm": {"name": "ppo"}},
     "lora": {"lora": {"rank": 2}},
 }
@@ -111,7 +112,7 @@ def _sums(manifest: Path) -> dict[str, Any]:
     return {name: entry for name, entry in json.loads(manifest.read_text())["files"].items() if name != "state.pt"}
 
 
-@pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.long) if name == "bfloat16" else name for name in VARIANTS])
+@pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.long) if "bfloat16" in name else name for name in VARIANTS])
 def test_the_files_are_those_of_a_write_in_the_foreground(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Byte for byte but for state.pt, in which objects that are one in memory may be two; its tensors are equal."""
     _trainer(tmp_path / "background", **VARIANTS[variant]).run()
@@ -133,7 +134,9 @@ def test_the_files_are_those_of_a_write_in_the_foreground(variant: str, tmp_path
             assert (one / path).read_bytes() == (other / path).read_bytes(), path
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=pytest.mark.long) if name in ("ppo", "bfloat16") else name for name in VARIANTS]
+)
 def test_what_changes_after_the_copy_does_not_reach_the_file(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = _trainer(tmp_path / "run", steps=1, **VARIANTS[variant])
     trainer.run()

@@ -16,15 +16,15 @@ from tether.training.sft.settings import TrajectorySettings
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two steps of `tiny` on FrozenLake, 24 episodes each."""
+    """Two steps of `tiny` on FrozenLake, 12 episodes each."""
     folder = tmp_path_factory.mktemp("rejection") / "run"
     tether.train(
-        "frozen_lake",
+        {"name": "frozen_lake", "options": {"max_turns": 2}},
         {"name": "tiny", "device": "cpu"},
         steps=2,
         out=folder,
         filter="all",
-        rollout={"num_groups": 4, "group_size": 6, "max_tokens": 48, "max_context": 1024},
+        rollout={"num_groups": 2, "group_size": 6, "max_tokens": 48, "max_context": 1024},
         evaluation={"prompts": 2},
         diagnosis={"every": 0},
     )
@@ -38,7 +38,7 @@ def _records(run: Path) -> list[dict[str, Any]]:
 
 def test_successes_keep_their_very_tokens(run: Path, chat: ChatFormat) -> None:
     successes = [record for record in _records(run) if record["success"]]
-    assert 0 < len(successes) < len(_records(run)) == 48
+    assert 0 < len(successes) < len(_records(run)) == 24
     found = demonstrated(select_trajectories(run, TrajectorySettings()), chat, run, "tiny")
     assert len(found) == len(successes)
     for each, record in zip(found, successes, strict=True):
@@ -59,7 +59,7 @@ def test_which_episodes_are_taken(run: Path) -> None:
     rewards = {(r["step"], r["group"], r["member"]): r["reward"] for r in records}
     assert taken(success_only=False, min_reward=0.5) == [key for key, reward in rewards.items() if reward >= 0.5]
     best = taken(success_only=False, max_per_prompt=2)
-    assert len(best) == 2 * 8
+    assert len(best) == 2 * 4
     for step, group, _ in best:
         members = sorted((reward for (s, g, _), reward in rewards.items() if (s, g) == (step, group)), reverse=True)
         assert sorted((rewards[key] for key in best if key[:2] == (step, group)), reverse=True) == members[:2]
@@ -67,7 +67,7 @@ def test_which_episodes_are_taken(run: Path) -> None:
 
 def test_a_run_without_what_is_wanted(run: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        BadInput, match=r"none of the 48 training episodes in .* is a success, with a return of at least 9, up to step 1; train"
+        BadInput, match=r"none of the 24 training episodes in .* is a success, with a return of at least 9, up to step 1; train"
     ):
         select_trajectories(run, TrajectorySettings(min_reward=9, last_step=1))
     with pytest.raises(BadInput, match="is not a run folder"):
