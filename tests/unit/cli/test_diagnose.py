@@ -117,7 +117,14 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_run_folder_needs_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    small = ["rollout.num_groups=4", "rollout.group_size=3", "rollout.max_tokens=40", "evaluation.prompts=1", "env.options.max_turns=2"]
+    small = [
+        "rollout.num_groups=4",
+        "rollout.group_size=3",
+        "rollout.max_tokens=40",
+        "evaluation.prompts=1",
+        "env.options.max_turns=1",
+        "diagnosis.every=0",
+    ]
     settings = [word for setting in small for word in ("--set", setting)]
     with pytest.raises(SystemExit) as trained:
         main(["train", "frozen_lake", "--steps", "1", "--out", str(run), *settings])

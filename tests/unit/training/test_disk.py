@@ -14,11 +14,12 @@ from tether.training.disk import DiskPlan, disk_note, plan_disk
 from tether.training.settings import RunSettings
 
 Usage = namedtuple("Usage", "total used free")
+ENV = {"name": "frozen_lake", "options": {"max_turns": 1}}
 SMALL: dict[str, Any] = {"rollout": {"num_groups": 1, "group_size": 2, "max_tokens": 20}, "evaluation": {"prompts": 2}}
 
 
 def _plan(folder: Path, **sections: Any) -> DiskPlan:
-    found = plan_disk(load(RunSettings, None, {"env": {"name": "frozen_lake"}, **sections}), folder)
+    found = plan_disk(load(RunSettings, None, {"env": ENV, **sections}), folder)
     assert found is not None
     return found
 
@@ -26,7 +27,7 @@ def _plan(folder: Path, **sections: Any) -> DiskPlan:
 @pytest.mark.parametrize("sections", [{"algorithm": {"name": "ppo"}}, {"lora": {"rank": 4}}])
 def test_a_checkpoint_is_as_large_as_planned(sections: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    tether.train("frozen_lake", steps=1, out=folder, filter="all", diagnosis={"every": 0}, **SMALL, **sections)
+    tether.train(ENV, steps=1, out=folder, filter="all", diagnosis={"every": 0}, **SMALL, **sections)
     files = [path for path in (folder / "checkpoints" / "step_000001").rglob("*") if path.is_file()]
     weights = sum(path.stat().st_size for path in files if path.suffix in (".safetensors", ".pt"))
     plan = _plan(tmp_path / "other", steps=1, **SMALL, **sections)
@@ -62,6 +63,8 @@ def test_too_little_is_said_before_the_first_step(
         "rollout.group_size=2",
         "--set",
         "rollout.max_tokens=20",
+        "--set",
+        "env.options.max_turns=1",
         "--set",
         "evaluation.prompts=2",
     ]

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 import tether
+from tether.cli.main import main
 from tether.core.enums import StopReason
 
 SMALL: dict[str, Any] = {"rollout": {"max_tokens": 12, "max_context": 400}, "model": {"device": "cpu"}}
@@ -81,7 +82,7 @@ def test_the_same_sessions_draw_the_same_tokens() -> None:
     assert sampled() == sampled() != [()]
 
 
-def test_the_verb_over_http(tmp_path: Path) -> None:
+def test_the_verb_over_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A program in any language: open, ask, finish; the record is a run folder."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "tether", "gateway", "tiny", "--port", "0", "--out", str(out), "--token", "s3cret"]
@@ -122,7 +123,8 @@ def test_the_verb_over_http(tmp_path: Path) -> None:
         finally:
             server.terminate()
     assert [json.loads(line)["task"]["id"] for line in (out / "tasks.jsonl").read_text().splitlines()] == [0, 1, 2]
-    shown = subprocess.run([sys.executable, "-m", "tether", "show", str(out)], capture_output=True, text=True, timeout=60, check=True)
-    assert "5 shown" in shown.stdout
+    with pytest.raises(SystemExit) as shown:
+        main(["show", str(out)])
+    assert not shown.value.code and "5 shown" in capsys.readouterr().out
     with pytest.raises(tether.BadInput, match="4 of 4 responses open a think tag"):  # all are read; `tiny` closes none after such prompts
         tether.audit(out, "tiny")
