@@ -10,9 +10,8 @@ if [ "$1" = --tasks ]; then
     exec awk 'BEGIN {
         srand(1)
         for (n = 0; n < 1200; n++) {
-            start = int(rand() * 1440); first = 20 + int(rand() * 180); wait = 5 + int(rand() * 55); second = 20 + int(rand() * 120)
-            end = (start + first + wait + second) % 1440
-            printf "{\"id\": \"trip %d\", \"question\": \"A train leaves at %02d:%02d and takes %d minutes. The next one leaves %d minutes later and takes %d minutes. At what time of the day does it arrive?\", \"answer\": \"%02d:%02d\"}\n", n, start / 60, start % 60, first, wait, second, end / 60, end % 60
+            start = int(rand() * 1440); minutes = 20 + int(rand() * 220); end = (start + minutes) % 1440
+            printf "{\"id\": \"trip %d\", \"question\": \"A train leaves at %02d:%02d and takes %d minutes. At what time of the day does it arrive?\", \"answer\": \"%02d:%02d\"}\n", n, start / 60, start % 60, minutes, end / 60, end % 60
         }
     }'
 fi
