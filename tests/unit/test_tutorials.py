@@ -36,6 +36,7 @@ SETTINGS = {
     "env.options.max_turns": 1,
     "evaluation.prompts": 2,
 }
+TURNS = "env.options.max_turns=1"
 SMALL: dict[str, tuple[str, ...]] = {
     "train": (*STEPS, *(word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}"))),
     "eval": ("--prompts", "2", "--samples", "1", "--set", "rollout.max_tokens=40", "--set", "env.options.max_turns=1"),
@@ -79,6 +80,9 @@ def run_command(line: str) -> None:
         return
     assert words[0] == "tether", f"a tutorial can only run tether and pip: {line}"
     words = [*words[1:], *(RESUMED if "--resume" in words else SMALL.get(words[1], ()))]
+    if {"--agent", "--agent-command"} & set(words):  # which has no environment
+        at = words.index(TURNS)
+        del words[at - 1 : at + 1]
     if words[0] == "train" and "--config" in words:  # which names a model
         words += ["--model", "tiny"]
     if words[0] == "train" and "--resume" not in words and "diagnosis.every=1" not in words:
