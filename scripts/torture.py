@@ -181,9 +181,9 @@ def fuzz(part: Part) -> None:
             except REFUSALS:
                 part.count("refused with a line")
             except Exception as error:
-                part.fail(f"{name}: {type(error).__name__}: {error}; generator {json.dumps(state['state'], default=str)}")
+                part.fail(f"{name}: {type(error).__name__}: {error}; generator {json.dumps(state, default=str)}")
             if time.monotonic() - begun > SLOW_SECONDS:
-                part.fail(f"{name}: took {time.monotonic() - begun:.1f} s; generator {json.dumps(state['state'], default=str)}")
+                part.fail(f"{name}: took {time.monotonic() - begun:.1f} s; generator {json.dumps(state, default=str)}")
             part.count(name)
 
 
