@@ -22,7 +22,7 @@ from typing import Any
 
 from tether.core.child import Child, signal_name
 from tether.core.enums import StopReason
-from tether.core.errors import TetherError
+from tether.core.errors import BadInput, EnvironmentFailure, TetherError
 from tether.core.importing import in_one_line
 from tether.core.protocols import Sampling
 from tether.core.types import Completion, Trajectory
@@ -91,6 +91,7 @@ class AgentWorkers:
         self._heard: queue.SimpleQueue[tuple[_Worker, Any]] = queue.SimpleQueue()
         self._workers: list[_Worker] = []
         self._notes: dict[str, None] = {}
+        self._num_plays = 0
 
     def close(self) -> None:
         for worker in self._workers:
@@ -112,7 +113,7 @@ class AgentWorkers:
     ) -> list[Trajectory]:
         """An episode for every entry of the plan, in its order."""
         waiting, found = list(reversed(range(len(plan)))), dict[int, Trajectory]()
-        deaths = 0
+        deaths, self._num_plays = 0, self._num_plays + 1
         try:
             while len(found) < len(plan):
                 self._workers += [_Worker(self._made, self._heard) for _ in range(self._rules.workers - len(self._workers))]
@@ -125,15 +126,15 @@ class AgentWorkers:
                 if message is None:
                     if worker in self._workers:  # else it was closed here
                         self._workers.remove(worker)
-                        ended, deaths = self._died(worker), deaths + 1
+                        cause, deaths = self._cause_of_death(worker), deaths + 1
                         if deaths > DEATHS * self._rules.workers:
-                            raise RuntimeError(
-                                f"the processes of the agent end again and again, the last one: {next(iter(ended.values())).error}"
-                            )
+                            raise EnvironmentFailure(f"the processes that play the agent end again and again; the last one {cause}")
+                        ended = {number: _errored(seeds, cause) for number, seeds in worker.playing.items()}
                 elif message[0] == "ask":
                     self._ask(thread, worker, *message[1:])
                 elif message[0] == "failed":
-                    raise message[1]
+                    if message[2] in (None, self._num_plays):  # else a request that outlived its episode, and then its engine
+                        raise message[1]
                 elif message[0] == "played":
                     _, number, trajectory, notes = message
                     if worker.playing.pop(number, None) is not None:
@@ -149,24 +150,25 @@ class AgentWorkers:
         return [found[number] for number in range(len(plan))]
 
     def _ask(self, thread: Submits, worker: _Worker, number: int, request: tuple[Any, ...]) -> None:
+        play = self._num_plays
+
         def answer(done: "Future[Completion]") -> None:
             error = done.exception()
             worker.send(("reply", number, done.result() if error is None else None))
             if error is not None:
-                self._heard.put((worker, ("failed", error)))
+                self._heard.put((worker, ("failed", error, play)))
 
         thread.submit(ResponseRequest(*request)).add_done_callback(answer)
 
-    def _died(self, worker: _Worker) -> dict[int, Trajectory]:
-        """The episodes of a worker that has ended."""
+    def _cause_of_death(self, worker: _Worker) -> str:
         code = worker.child.wait()
         worker.close()
-        cause = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        error = f"the process that played the agent {cause}"
-        return {
-            number: Trajectory(seeds.group, seeds.member, seeds.instance, [], StopReason.ENV_ERROR, env=LABEL, error=error)
-            for number, seeds in worker.playing.items()
-        }
+        return f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+
+def _errored(seeds: EpisodeSeeds, cause: str) -> Trajectory:
+    error = f"the process that played the agent {cause}"
+    return Trajectory(seeds.group, seeds.member, seeds.instance, [], StopReason.ENV_ERROR, env=LABEL, error=error)
 
 
 # ----------------------------------------------------------------------------------------------------------------- in a worker
@@ -178,7 +180,12 @@ def main() -> None:
 
     pipe = Connection(int(sys.argv[-1]))
     sys.path[:] = pipe.recv()
-    agent, rules, tokenizer, end_of_turn_ids = cloudpickle.loads(pipe.recv())
+    try:
+        agent, rules, tokenizer, end_of_turn_ids = cloudpickle.loads(pipe.recv())
+    except Exception as error:  # whatever the agent's module raises where it is imported
+        advice = "see that its module can be imported there, or set agent.workers=0"
+        pipe.send(("failed", BadInput(f"the agent cannot be loaded in another process: {in_one_line(error)}; {advice}"), None))
+        raise
     player = EpisodePlayer(agent, rules, AgentChat(ChatFormat(tokenizer, end_of_turn_ids), rules.tool_format))
     asyncio.run(_play_sent(pipe, player))
 
@@ -213,7 +220,7 @@ async def _play_sent(pipe: Connection, player: EpisodePlayer) -> None:
     def end(task: "asyncio.Task[None]") -> None:
         episodes.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:  # no fault of the agent's: it ends the rollout
-            send(("failed", error if isinstance(error, TetherError) else RuntimeError(in_one_line(error))))
+            send(("failed", error if isinstance(error, TetherError) else RuntimeError(in_one_line(error)), None))
 
     def read() -> None:
         with suppress(OSError, EOFError):

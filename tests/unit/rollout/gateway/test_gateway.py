@@ -67,12 +67,16 @@ def play(tiny: Any) -> Iterator[Play]:
     policy = Policy(tiny.model, tokenizer)
     players: list[AgentPlayer] = []
 
-    def run(agent: Any, episodes: int = 2, sampling: Sampling = SAMPLING, rules: EpisodeRules = RULES, **options: Any) -> list[Trajectory]:
+    def run(
+        agent: Any, episodes: int = 2, sampling: Sampling = SAMPLING, rules: EpisodeRules = RULES, plays: int = 1, **options: Any
+    ) -> list[Trajectory]:
         engine = NativeEngine(policy, max_rows=8, max_context=600, keeps_slots=True)
         player = AgentPlayer(FunctionAgent(agent) if callable(agent) else agent, AgentRules(**options))
         players.append(player)
         plan = [EpisodeSeeds(0, n, 5, n, 1000 + n) for n in range(episodes)]
-        return player.play(lambda seeds: {"n": seeds.member}, plan, engine, ChatFormat(tokenizer), sampling, rules, None)
+        for _ in range(plays):
+            played = player.play(lambda seeds: {"n": seeds.member}, plan, engine, ChatFormat(tokenizer), sampling, rules, None)
+        return played
 
     yield run
     for player in players:
@@ -546,3 +550,33 @@ def test_an_agent_that_cannot_be_sent_is_played_here(play: Play) -> None:
 
     (trajectory,) = play(holds_a_lock, 1, workers=2)
     assert trajectory.stop_reason is StopReason.SUCCESS
+
+
+async def leaves_requests_behind(task: Any, llm: ModelAddress) -> float:
+    await ask(llm, [say("begin")], max_tokens=4)
+    address = httpx.URL(f"{llm.base_url}/chat/completions")
+    body = json.dumps({"messages": [say("a long one")]}).encode()
+    head = f"POST {address.path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    writers = [(await asyncio.open_connection(address.host, address.port))[1] for _ in range(4)]
+    for writer in writers:  # asked, and not waited for
+        writer.write(head.encode() + body)
+    await asyncio.sleep(0.15)  # until they are sampled
+    for writer in writers:
+        writer.close()
+    return 1.0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_request_that_outlives_its_episode_ends_no_later_rollout(play: Play, workers: int) -> None:
+    sampling, rules = Sampling(max_tokens=500), EpisodeRules(max_context=600, max_tokens=500, format_penalty=0.0)
+    (trajectory,) = play(leaves_requests_behind, 1, sampling, rules, plays=2, workers=workers)
+    assert trajectory.stop_reason is StopReason.SUCCESS and trajectory.turns
+
+
+def test_an_agent_whose_module_is_not_there_for_others(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone_agent.py").write_text("async def agent(task, llm):\n    return 1.0\n")
+    with monkeypatch.context() as context:
+        context.syspath_prepend(str(tmp_path))
+        import gone_agent
+    with pytest.raises(BadInput, match=r"cannot be loaded in another process: .*gone_agent.*agent.workers=0"):
+        play(gone_agent.agent, 1, workers=1)
