@@ -21,16 +21,16 @@ async def agent(task, llm):
     return float(said.rpartition("<answer>")[2].strip().startswith("Down"))
 
 
-def train(out):
+def train(out, steps=5):
     return tether.train(
         agent=agent,
         tasks=[{"seed": seed} for seed in range(300)],
         model="tiny",
-        steps=5,
+        steps=steps,
         out=out,
         rollout={"num_groups": 4, "group_size": 8, "max_tokens": 40},
         learner={"learning_rate": 3e-4, "update_batch": 16},
-        evaluation={"prompts": 24, "every": 5},
+        evaluation={"prompts": 24, "every": steps},
     )
 
 

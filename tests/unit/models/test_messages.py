@@ -61,7 +61,9 @@ def test_a_template_says_its_format(agent_chat: Any, template: str, name: str) -
 def test_an_unknown_format_is_refused_where_tools_are_used(agent_chat: Any) -> None:
     chat = agent_chat(UNKNOWN)
     assert chat.read("CALL add", (), thinking=False) == Reply("CALL add")
-    with pytest.raises(BadInput, match=r"no format that is known here; name one as agent\.tool_format \(hermes, xml"):
+    with pytest.raises(
+        BadInput, match=r"no format that is known here; name one as agent\.tool_format, or --tool-format of a server \(hermes, xml"
+    ):
         chat.read("CALL add", [TOOL], thinking=False)
     assert agent_chat(UNKNOWN, tool_format="hermes").read("x", [TOOL], thinking=False) == Reply("x")
     with pytest.raises(BadInput, match="did you mean 'hermes'"):
