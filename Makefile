@@ -27,7 +27,8 @@ demo: set-up ## train a small agent for a few minutes and write its report (DEMO
 
 # Two workers with one thread each: torch's own threads would only fight over the cores. Each begins with one half of the tests and takes from the
 # other when it is done, so that most fixtures of a module are made once.
-test: lint ## lint, then every test (PYTEST_ARGS="-k name" for some, JOBS=n for more workers)
+test: set-up-dev ## lint, then every test (PYTEST_ARGS="-k name" for some, JOBS=n for more workers)
+	$(MAKE) --no-print-directory -j2 lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-long: set-up-dev ## the tests that are too long for every time: more kills, ranks, servers, interruptions

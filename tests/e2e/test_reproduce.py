@@ -15,7 +15,7 @@ import yaml
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 TETHER = [sys.executable, "-m", "tether", "reproduce"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # forty seconds of processes
 
 
 def test_smoke_runs_cells_and_leaves_the_experiments_alone(tmp_path: Path) -> None:
