@@ -266,6 +266,9 @@ def test_same_every_time(blind: AuditScorer, tmp_path: Path) -> None:
     assert first == second
     assert first["windows"][0]["measured"]["reasonings"] == 12
     assert to_document(_audited(path, blind, prompts=6, samples=2, seed=1))["samples"] != first["samples"]
+    (tmp_path / "moved").mkdir()
+    moved = to_document(_audited(path.rename(tmp_path / "moved" / "other.jsonl"), blind, prompts=6, samples=2))
+    assert moved["windows"] == first["windows"], "what is drawn and shuffled depends on where the file lies"
 
 
 def test_pictures_of_the_numbers_are_complete(tiny_judge: AuditScorer, tmp_path: Path) -> None:

@@ -155,6 +155,8 @@ class RolloutReader:
                 tally.add_bad(f"{item.where}: {error}")
                 continue
             for rollout in found:
+                if rollout.trajectory == item.where:  # what is drawn and shuffled does not depend on the folder that the file lies in
+                    rollout = dataclasses.replace(rollout, trajectory=tally.num_records)
                 if rollout.step is None and item.step is not None:
                     rollout = dataclasses.replace(rollout, step=item.step)
                     tally.num_steps_named += item.is_step_named
