@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tether.core.enums import FinishReason, StopReason
+from tether.core.images import Image
 
 Exchanges = tuple[tuple[str, str], ...]
 """Turns of a conversation as text: what was shown, and the whole reply to it, from its opening think tag on."""
@@ -97,7 +98,7 @@ class Turn:
     valid: bool = False
     """The response was well formed and every action in it was legal."""
     observation: str = ""
-    """The text the environment showed before this response."""
+    """The text the environment showed before this response; a picture stands in it as its marker (core/images.py)."""
     new_context: bool = False
     """context_ids begin a new context: nothing that came before is seen. The first turn always is."""
     versions: tuple[int, ...] = ()
@@ -110,6 +111,8 @@ class Turn:
     """Start and end in response_ids of the tool calls; None where there is none."""
     trained: bool = True
     """The response takes part in the loss. One that does not is context to the turns behind it."""
+    images: tuple[Image, ...] = ()
+    """The pictures among context_ids: they are known as long as a turn holds them."""
 
     @property
     def reasoning_ids(self) -> tuple[int, ...]:

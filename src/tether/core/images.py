@@ -1,0 +1,195 @@
+"""Pictures in the data flow: a marker in a text, ids among the tokens, PNG files in a record.
+
+A picture is known by the digest of its pixels. In a text it is the marker `<image:0123456789ab>`. Among token ids every patch of it is an id
+of its own, beyond any vocabulary, made of the digest and the number of the patch. So equal ids are equal pictures, and whatever compares, shares
+or swaps tokens (prefix caches, packing, cross-scores) need not know of images. Two places do: what embeds tokens looks the pixels up, and what
+leaves the process (records, servers) names the model's own placeholder instead of these ids.
+
+Images are interned: those with the same digest are one object, found by it as long as somebody (a turn, a rollout that is read) holds it.
+"""
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from tether.core.errors import BadInput, MissingDependency
+
+Pixels = npt.NDArray[np.uint8]
+MARKER = re.compile(r"<image:([0-9a-f]{12})>")
+IMAGE_IDS = 2**62
+"""Ids from here on are patches of images."""
+PATCH_BITS = 14
+MOST_PATCHES = 2**PATCH_BITS
+MOST_PIXELS = 2**26
+"""Of an image that is read: 67 million, about 200 MB once decoded."""
+_INTERNED: "WeakValueDictionary[str, Image]" = WeakValueDictionary()
+
+
+class Image:
+    """RGB pixels, [height, width, 3], that are never changed. Made by `Image.of` or `Image.read`."""
+
+    __slots__ = ("__dict__", "__weakref__", "digest", "pixels")
+
+    def __init__(self, pixels: Pixels, digest: str) -> None:
+        self.pixels = pixels
+        self.digest = digest
+
+    @staticmethod
+    def of(pixels: Any) -> "Image":
+        """The image of an array uint8 [height, width, 3]; TypeError for anything else."""
+        if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.size):
+            what = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
+            raise TypeError(f"an image is {what}; it has to be uint8 [height, width, 3]")
+        own = np.ascontiguousarray(pixels).copy()
+        own.flags.writeable = False
+        shape = np.array(own.shape, dtype=np.int64).tobytes()
+        digest = hashlib.blake2b(shape + own.tobytes(), digest_size=6).hexdigest()
+        known = _INTERNED.get(digest)
+        if known is None:
+            _INTERNED[digest] = known = Image(own, digest)
+        elif not np.array_equal(known.pixels, own):
+            raise RuntimeError(f"two different images have the digest {digest}")
+        return known
+
+    @staticmethod
+    def read(source: bytes | Path, what: str = "the image") -> "Image":
+        """The image of an encoded file (PNG, JPEG, WebP, GIF, BMP); BadInput where it is broken, or larger than MOST_PIXELS."""
+        try:
+            from PIL import Image as Pillow
+        except ImportError as error:
+            raise MissingDependency("images need pillow, which is not installed; run: pip install pillow") from error
+        try:
+            opened = Pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+            with opened as picture:
+                if picture.width * picture.height > MOST_PIXELS:  # before anything is decoded
+                    raise BadInput(f"{what} has {picture.width} x {picture.height} pixels; at most {MOST_PIXELS} are read: make it smaller")
+                return Image.of(np.asarray(picture.convert("RGB"), dtype=np.uint8))
+        except (OSError, SyntaxError, ValueError, Pillow.DecompressionBombError) as error:
+            reason = " ".join(str(error).split())[:120]
+            raise BadInput(f"{what} cannot be read as an image ({reason}); replace it by a whole PNG or JPEG file") from error
+
+    @cached_property
+    def png(self) -> bytes:
+        """The same pixels as a PNG file."""
+        from PIL import Image as Pillow
+
+        buffer = io.BytesIO()
+        Pillow.fromarray(self.pixels).save(buffer, "PNG", compress_level=6)
+        return buffer.getvalue()
+
+    @property
+    def marker(self) -> str:
+        """How it stands in a text."""
+        return f"<image:{self.digest}>"
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.digest}.png"
+
+    def blank(self) -> "Image":
+        """An image of the same size in its mean colour: nothing to see."""
+        mean = self.pixels.reshape(-1, 3).mean(axis=0).round().astype(np.uint8)
+        return Image.of(np.broadcast_to(mean, self.pixels.shape))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Image.read, (self.png,)
+
+    def __repr__(self) -> str:
+        return f"Image({self.digest}, {self.pixels.shape[1]} x {self.pixels.shape[0]})"
+
+
+def image_of(digest: str) -> Image:
+    """The image with this digest; KeyError where nobody holds it."""
+    found = _INTERNED.get(digest)
+    if found is None:
+        raise KeyError(f"no image with the digest {digest} is held in this process")
+    return found
+
+
+class ImageRun(NamedTuple):
+    """Neighbouring tokens that are patches of one image."""
+
+    start: int
+    """Place of the first among the tokens."""
+    length: int
+    digest: str
+    patch: int
+    """Number of the first patch; above 0 where other tokens stand between the patches of an image."""
+
+
+def patch_ids(digest: str, count: int) -> tuple[int, ...]:
+    """The token ids of an image that has so many patches."""
+    if count > MOST_PATCHES:
+        raise BadInput(f"an image becomes {count} tokens; at most {MOST_PATCHES} are taken: lower the processor's max_pixels")
+    first = IMAGE_IDS + (int(digest, 16) << PATCH_BITS)
+    return tuple(range(first, first + count))
+
+
+def digest_of(token: int) -> str:
+    """Of a token that is a patch."""
+    return f"{(token - IMAGE_IDS) >> PATCH_BITS:012x}"
+
+
+def has_images(ids: Sequence[int]) -> bool:
+    return any(token >= IMAGE_IDS for token in ids)
+
+
+def find_runs(ids: Sequence[int]) -> list[ImageRun]:
+    """Where images stand among tokens.
+
+    >>> find_runs([1, *patch_ids("00000000002a", 2), 5])
+    [ImageRun(start=1, length=2, digest='00000000002a', patch=0)]
+    """
+    found: list[ImageRun] = []
+    before = -1
+    for place, token in enumerate(ids):
+        if token >= IMAGE_IDS:
+            if token == before + 1 and (token & (MOST_PATCHES - 1)):
+                found[-1] = found[-1]._replace(length=found[-1].length + 1)
+            else:
+                found.append(ImageRun(place, 1, digest_of(token), token & (MOST_PATCHES - 1)))
+        before = token if token >= IMAGE_IDS else -1
+    return found
+
+
+def image_digests(ids: Sequence[int]) -> list[str]:
+    """The images among tokens, in order, each as often as it stands there."""
+    return [run.digest for run in find_runs(ids) if run.patch == 0]
+
+
+def with_placeholders(ids: Sequence[int], placeholder: int) -> list[int]:
+    """The tokens as the model's own processor writes them: one id for all patches."""
+    return [placeholder if token >= IMAGE_IDS else token for token in ids]
+
+
+def with_patches(ids: Sequence[int], runs: Iterable[Sequence[Any]]) -> tuple[int, ...]:
+    """The other way round: tokens with placeholders, and the runs that `find_runs` gave (or the lists that JSON made of them)."""
+    tokens = list(ids)
+    for start, length, digest, patch in runs:
+        tokens[start : start + length] = patch_ids(digest, patch + length)[patch:]
+    return tuple(tokens)
+
+
+def with_other_images(ids: Sequence[int], others: Mapping[str, str]) -> tuple[int, ...]:
+    """The tokens with images replaced by others (by digest) that have as many patches; the rest stays."""
+    low = MOST_PATCHES - 1
+    first = {digest: IMAGE_IDS + (int(other, 16) << PATCH_BITS) for digest, other in others.items()}
+    return tuple(first[digest] | (token & low) if token >= IMAGE_IDS and (digest := digest_of(token)) in first else token for token in ids)
+
+
+def markers(text: str) -> Iterator[str]:
+    """The digests of the images in a text, in order."""
+    return (found[1] for found in MARKER.finditer(text))
+
+
+def without_markers(text: str) -> str:
+    """The text alone."""
+    return MARKER.sub("", text).lstrip("\n")
