@@ -34,7 +34,7 @@ from tether.diagnostics.pairs import Ids, TokensOrText, encoded
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.diagnostics.summary import group_summary, rollout_summary
 from tether.models.chat import tokens_before
-from tether.runs.schema import StepRecord, trajectory_record
+from tether.runs.schema import StepRecord, images_of, trajectory_record
 from tether.runs.store import RunStore
 
 THINK_TAGS = ReasoningRule()
@@ -296,7 +296,8 @@ class TetherLogger:
                 trajectory_record(trajectory, record.step, split, kept is None or names[group.index] in kept) | unknown
                 for group in found.groups
                 for trajectory in (*group.trajectories, *group.errored)
-            ]
+            ],
+            images=images_of(trajectory for group in found.groups for trajectory in group.trajectories),
         )
         self.store.append(dataclasses.replace(record, metrics=dict(checked)))
 

@@ -38,6 +38,11 @@ _REMEDIES = {
 def write_whole(path: Path, text: str) -> None:
     """Write a file under a fresh name beside its place and move it there: a reader sees the old one or the new one, never half of it."""
     remove_drafts(path.parent)
+    place_whole(path, text.encode("utf-8", errors="backslashreplace"))  # halves of characters, as JSON writes them
+
+
+def place_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """`write_whole` in a folder that may hold many files; without `sync` the caller forces it to the disk."""
     try:
         while True:
             draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{DRAFT}")
@@ -48,10 +53,11 @@ def write_whole(path: Path, text: str) -> None:
                 break
             os.close(handle)  # taken for one that a kill left, before it was locked
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:  # halves of characters, as JSON writes them
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
                 file.flush()
-                os.fsync(file.fileno())  # else a power cut can leave an empty file under the new name
+                if sync:  # else a power cut can leave an empty file under the new name
+                    os.fsync(file.fileno())
                 draft.replace(path)
         except BaseException:
             draft.unlink(missing_ok=True)

@@ -8,12 +8,13 @@ timings are stored elsewhere. The version of the whole folder stands once, in it
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput
+from tether.core.images import MOST_PATCHES, Image, find_runs, with_patches, with_placeholders
 from tether.core.text import shortened
 from tether.core.types import Trajectory, Turn, Usage
 
@@ -66,8 +67,13 @@ class StepRecord:
             raise BadInput(f"not a step record: {error!r}; expected the keys step and metrics") from error
 
 
-def trajectory_record(trajectory: Trajectory, step: int, split: str, kept: bool) -> dict[str, Any]:
-    """One episode, ready for JSON; `kept` says whether the filter let its group into the update."""
+def trajectory_record(trajectory: Trajectory, step: int, split: str, kept: bool, placeholder: int = 0) -> dict[str, Any]:
+    """One episode, ready for JSON; its pictures are files beside the record (images.py), which the caller hands to the store.
+
+    Args:
+        kept: whether the filter let its group into the update.
+        placeholder: the model's own image token, which stands in the place of every patch.
+    """
     return {
         "step": step,
         "split": str(split),
@@ -81,11 +87,13 @@ def trajectory_record(trajectory: Trajectory, step: int, split: str, kept: bool)
         "error": trajectory.error,
         "measures": {name: _finite(value) for name, value in sorted(trajectory.measures.items())},
         "kept": kept,
-        "turns": [_turn_record(turn) for turn in trajectory.turns],
+        "turns": [_turn_record(turn, placeholder) for turn in trajectory.turns],
     }
 
 
-def _turn_record(turn: Turn) -> dict[str, Any]:
+def _turn_record(turn: Turn, placeholder: int) -> dict[str, Any]:
+    context = [int(token) for token in turn.context_ids]
+    images = find_runs(context)
     return {
         "observation": turn.observation,
         "response": turn.text,
@@ -97,13 +105,41 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "lenient": turn.lenient,
         "finish": str(turn.finish),
         "fresh": turn.new_context,  # the name of schema 1, which other readers know
-        "context_ids": [int(token) for token in turn.context_ids],
+        "context_ids": with_placeholders(context, placeholder) if images else context,
         "response_ids": [int(token) for token in turn.response_ids],
         "logprobs": [_finite(round(float(value), LOGPROB_DECIMALS)) for value in turn.logprobs],
         **({"versions": [[number, len(list(run))] for number, run in itertools.groupby(turn.versions)]} if turn.versions else {}),
         **({"calls_span": list(turn.calls_span)} if turn.calls_span else {}),
         **({} if turn.trained else {"trained": False}),
+        **({"images": [list(run) for run in images]} if images else {}),
     }
+
+
+def images_of(trajectories: Iterable[Trajectory]) -> list[Image]:
+    """The pictures of these episodes, for the files beside their records."""
+    return [image for trajectory in trajectories for turn in trajectory.turns for image in turn.images]
+
+
+def recorded_context(turn: Mapping[str, Any]) -> tuple[int, ...]:
+    """The context_ids of a turn's record as they were, its pictures among them; BadInput where those cannot be placed."""
+    ids = turn["context_ids"]
+    for run in (runs := turn.get("images") or []):
+        try:
+            start, length, digest, patch = run
+            fits = 0 <= start <= start + length <= len(ids) and 0 <= patch <= patch + length <= MOST_PATCHES
+            fits = fits and length > 0 and len(digest) == 12 and int(digest, 16) >= 0
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise BadInput(
+                f"an image of the turn is {str(run)[:80]}; expected [start, length, digest, patch] within {len(ids)} context ids"
+            )
+    return with_patches(ids, runs)
+
+
+def recorded_digests(turn: Mapping[str, Any]) -> list[str]:
+    """The digests of the pictures of a turn's record, each once, in order: of runs of patches, or of a conversation's list."""
+    return list(dict.fromkeys(str(image if isinstance(image, str) else image[2]) for image in turn.get("images") or []))
 
 
 def conversation_record(trajectory: Trajectory) -> dict[str, Any]:
@@ -114,6 +150,7 @@ def conversation_record(trajectory: Trajectory) -> dict[str, Any]:
             "response": turn.text,
             "finish": str(turn.finish),
             "usage": None if turn.usage is None else dataclasses.asdict(turn.usage),
+            **({"images": [image.digest for image in turn.images]} if turn.images else {}),
         }
         for turn in trajectory.turns
     ]
@@ -126,13 +163,14 @@ def conversation_record(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def read_conversation(record: Mapping[str, Any]) -> Trajectory:
-    """The episode that `conversation_record` wrote."""
+def read_conversation(record: Mapping[str, Any], image: Callable[[str], Image]) -> Trajectory:
+    """The episode that `conversation_record` wrote; `image` finds a picture by its digest."""
     try:
         turns = [
             Turn(
                 *((), (), (), FinishReason(turn["finish"]), turn["response"], None),
                 usage=None if turn["usage"] is None else Usage(**turn["usage"]),
+                images=tuple(image(digest) for digest in turn.get("images", ())),
                 **{name: turn[name] for name in _TURN_FIELDS},
             )
             for turn in record["turns"]

@@ -6,6 +6,7 @@
     timings.jsonl       everything measured by the clock, and memory
     trajectories.jsonl  one episode a line
     trajectories.sqlite where each of them lies: index.py
+    images/DIGEST.png   what the agent saw, each picture once: images.py
     run.lock            while a process writes the run: lock.py
     checkpoints/        written by the trainer
     report.html         written by `tether report`
@@ -19,7 +20,7 @@ import errno
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -28,10 +29,12 @@ import yaml
 from tether.core.config import MAX_FILE, load_yaml
 from tether.core.errors import BadInput
 from tether.core.files import open_to_read, read_plain
+from tether.core.images import Image
 from tether.core.text import shortened
 from tether.core.version import __version__
 from tether.runs.checkpoints import MODEL, find_checkpoint
 from tether.runs.files import DRAFT, append_whole, parsed_line, read_object, remove_drafts, storage_error, write_whole
+from tether.runs.images import IMAGES, sync_images, write_images
 from tether.runs.index import INDEX, TRAJECTORIES, IndexWriter, TrajectoryIndex
 from tether.runs.lock import LOCK, RunLock, RunLocked
 from tether.runs.schema import SCHEMA_VERSION, StepRecord, check_schema
@@ -67,6 +70,8 @@ class RunStore:
         self._index_writer: IndexWriter | None = None
         self._held: RunLock | None = None
         self._lock: weakref.finalize | None = None
+        self._new_images: list[Path] = []
+        """Not yet forced to the disk."""
         self._made: list[Path] = []
         """Folders that `create` made, the innermost first."""
 
@@ -114,7 +119,7 @@ class RunStore:
         if self._held is not None:
             self._held.check(self.folder)
             return
-        for name in (CHECKPOINTS, LOCK):
+        for name in (CHECKPOINTS, LOCK, IMAGES):
             if (self.folder / name).is_symlink():
                 raise BadInput(
                     f"'{self.folder / name}' is a symbolic link, and a run writes only into its own folder; move what it names there"
@@ -122,6 +127,7 @@ class RunStore:
         self._held = RunLock.acquire(self.folder)
         self._lock = weakref.finalize(self, self._held.release)
         remove_drafts(self.folder)
+        remove_drafts(self.folder / IMAGES)
         for draft in self.folder.glob(f".{INDEX}.*{DRAFT}*"):  # a kill left it; only the holder of the lock writes one
             draft.unlink(missing_ok=True)
 
@@ -136,10 +142,10 @@ class RunStore:
 
     def discard(self) -> None:
         """Take back what `create` made, for a run that could not start: nothing else that lies in the folder is touched."""
-        for name in (ABOUT, CONFIG, METRICS, TIMINGS, TRAJECTORIES, INDEX):
-            (self.folder / name).unlink(missing_ok=True)
+        for path in (*(self.folder / name for name in (ABOUT, CONFIG, METRICS, TIMINGS, TRAJECTORIES, INDEX)), *self._new_images):
+            path.unlink(missing_ok=True)
         self.close()
-        for folder in self._made:
+        for folder in (*([self.folder / IMAGES] if self._new_images else []), *self._made):
             try:
                 folder.rmdir()
             except OSError:  # it holds something that is not the run's
@@ -208,12 +214,13 @@ class RunStore:
         """Add the timings of a step, such as {"seconds": {"rollout": 3.1}, "tokens_per_second": 900.0}."""
         self._append(TIMINGS, [{"step": step, **timings}])
 
-    def append_trajectories(self, records: Sequence[Mapping[str, Any]], *, joins: bool = False) -> None:
+    def append_trajectories(self, records: Sequence[Mapping[str, Any]], *, joins: bool = False, images: Iterable[Image] = ()) -> None:
         """Add the trajectories of a step, all of one split in one call: a later call for that step and split replaces them for readers, unless it
-        `joins` them."""
+        `joins` them. `images`: the pictures of these, which are on disk before a record names them."""
         if not self.writes:
             return
         self.lock()
+        self._new_images += write_images(self.folder, images)
         if self._index_writer is None:
             self._index_writer = IndexWriter(self.folder)
         known = self._index_writer.attempts
@@ -235,6 +242,8 @@ class RunStore:
         """Force what was appended to the disk, so that no checkpoint outlives a power cut that the records of its steps do not."""
         if not self.writes:
             return
+        sync_images(self._new_images)
+        self._new_images = []
         for path in (self.folder / METRICS, self.folder / TRAJECTORIES):
             if path.exists():
                 try:

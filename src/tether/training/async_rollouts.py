@@ -8,6 +8,7 @@ The weights are copied when their step ends, and published by the thread before 
 Batches that are sampled but not yet trained on belong to a checkpoint; a resumed run trains on them.
 """
 
+import base64
 import dataclasses
 import json
 import time
@@ -19,9 +20,11 @@ from typing import Any
 from tether.algorithms.filters.group_filter import GroupFilter
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import CheckpointError
+from tether.core.images import Image
 from tether.core.protocols import AsyncEngine, EngineStatistics
 from tether.core.types import Group, Trajectory, Turn
 from tether.rollout.sampler import Sampler, check_resets, training_plan
+from tether.runs.schema import images_of
 from tether.training.batch import FilterInputs, Rollouts, SampledBatch, sample_batch, selected_again
 from tether.training.callbacks import Callback
 from tether.training.settings import RunSettings
@@ -165,8 +168,10 @@ class AsyncRollouts(Rollouts):
 
 def _to_json(batch: BatchAhead) -> dict[str, Any]:
     sampled = batch.sampled
+    images = images_of(t for group in sampled.groups for t in (*group.trajectories, *group.errored))
     return {
-        "groups": [dataclasses.asdict(group) for group in sampled.groups],
+        "groups": [dataclasses.asdict(group, dict_factory=_plain) for group in sampled.groups],
+        **({"images": {image.digest: base64.b64encode(image.png).decode() for image in images}} if images else {}),
         "num_first": len(sampled.first_round),
         "num_rounds": sampled.num_rounds,
         "num_wanted": sampled.num_wanted,
@@ -176,23 +181,29 @@ def _to_json(batch: BatchAhead) -> dict[str, Any]:
     }
 
 
+def _plain(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A record with the digests of its pictures, which stand apart, each once."""
+    return {name: [image.digest for image in value] if name == "images" else value for name, value in fields}
+
+
 def _from_json(data: Mapping[str, Any], rules: GroupFilter) -> BatchAhead:
     inputs = FilterInputs(data["keep"], tuple(data["ratios"]))
+    images = {digest: Image.read(base64.b64decode(png)) for digest, png in data.get("images", {}).items()}
     groups = [
-        Group(**{**group, "trajectories": _trajectories(group["trajectories"]), "errored": _trajectories(group["errored"])})
-        for group in data["groups"]
+        Group(**{**group, **{name: _trajectories(group[name], images) for name in ("trajectories", "errored")}}) for group in data["groups"]
     ]
     sampled = selected_again(groups, data["num_first"], data["num_rounds"], data["num_wanted"], inputs.rules(rules), inputs.ratios)
     return BatchAhead(sampled, inputs, data["published"])
 
 
-def _trajectories(entries: Sequence[Mapping[str, Any]]) -> list[Trajectory]:
+def _trajectories(entries: Sequence[Mapping[str, Any]], images: Mapping[str, Image]) -> list[Trajectory]:
     return [
-        Trajectory(**{**entry, "stop_reason": StopReason(entry["stop_reason"]), "turns": [_turn(turn) for turn in entry["turns"]]})
+        Trajectory(**{**entry, "stop_reason": StopReason(entry["stop_reason"]), "turns": [_turn(turn, images) for turn in entry["turns"]]})
         for entry in entries
     ]
 
 
-def _turn(entry: Mapping[str, Any]) -> Turn:
-    lists = {name: tuple(value) for name, value in entry.items() if isinstance(value, list)}
+def _turn(entry: Mapping[str, Any], images: Mapping[str, Image]) -> Turn:
+    lists: dict[str, Any] = {name: tuple(value) for name, value in entry.items() if isinstance(value, list)}
+    lists["images"] = tuple(images[digest] for digest in entry.get("images", ()))
     return Turn(**{**entry, **lists, "finish": FinishReason(entry["finish"])})

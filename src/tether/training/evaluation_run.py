@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ from tether.rollout.episode import EpisodeRules
 from tether.rollout.remote import RemotePlayer
 from tether.rollout.sampler import EnvPool, EnvSpec, error_note, group_trajectories
 from tether.runs.evaluations import KIND, SCHEMA, file_digest, file_stem, prepare_folder, write_result
+from tether.runs.images import read_image, write_images
 from tether.runs.pages import write_result_page
-from tether.runs.schema import conversation_record, read_conversation
+from tether.runs.schema import conversation_record, images_of, read_conversation
 from tether.runs.store import append_records, read_records
 from tether.training.build import agent_player, build_sampler, compute_dtype, env_specs
 from tether.training.callbacks import Callback, CallbackList
@@ -111,6 +113,7 @@ def run_evaluation(
         result.notes.append(note)
     record = evaluation_record(result, identified, target, precision=precision, seconds=time.monotonic() - began, price=price)
     if out is not None:
+        write_images(out, images_of(t for kind in (True, False) for t in _shown(result.groups, success=kind)))
         write_result(record, out / f"{stem}.json")
         write_result_page(record, out / f"{stem}.html")
     return dataclasses.replace(result, record=record, files=out / stem if out is not None else None)
@@ -188,7 +191,9 @@ class _Journal:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._every = [read_conversation(record) for record in read_records(path)] if path is not None else []
+        self._every: list[Trajectory] = []
+        if path is not None:
+            self._every += [read_conversation(record, partial(read_image, path.parent)) for record in read_records(path)]
         self.last = {(trajectory.group, trajectory.member): trajectory for trajectory in self._every}
 
     def holds(self, group: int, member: int) -> bool:
@@ -198,6 +203,7 @@ class _Journal:
 
     def add(self, trajectory: Trajectory) -> None:
         if self._path is not None:
+            write_images(self._path.parent, images_of([trajectory]))
             append_records(self._path, [conversation_record(trajectory)])
         self._every.append(trajectory)
         self.last[trajectory.group, trajectory.member] = trajectory
@@ -344,9 +350,13 @@ def _instance(group: Group) -> dict[str, Any]:
     }
 
 
-def _examples(groups: Sequence[Group], *, success: bool) -> list[dict[str, Any]]:
+def _shown(groups: Sequence[Group], *, success: bool) -> list[Trajectory]:
     """The first episodes of their kind, of different prompts."""
     found = [next((t for t in group.trajectories if t.success is success and t.turns), None) for group in groups]
+    return [t for t in found if t is not None][:EXAMPLES]
+
+
+def _examples(groups: Sequence[Group], *, success: bool) -> list[dict[str, Any]]:
     return [
         {
             "env": t.env,
@@ -354,8 +364,13 @@ def _examples(groups: Sequence[Group], *, success: bool) -> list[dict[str, Any]]
             "sample": t.member,
             "reward": round(t.reward, DECIMALS),
             "stop_reason": str(t.stop_reason),
-            "turns": [{"observation": turn.observation, "response": turn.text, "valid": turn.valid} for turn in t.turns],
+            "turns": [
+                {
+                    **{"observation": turn.observation, "response": turn.text, "valid": turn.valid},
+                    **({"images": [image.digest for image in turn.images]} if turn.images else {}),
+                }
+                for turn in t.turns
+            ],
         }
-        for t in found
-        if t is not None
-    ][:EXAMPLES]
+        for t in _shown(groups, success=success)
+    ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tether.core.config import dump_yaml
 from tether.core.http import serving_app
 from tether.core.types import Trajectory
-from tether.runs.schema import trajectory_record
+from tether.runs.schema import images_of, trajectory_record
 from tether.runs.store import RunStore, append_records
 from tether.training.resolve import KNOWN, gateway_settings, nested_settings, without_secrets
 from tether.training.settings import RunSettings
@@ -95,6 +95,7 @@ def _recorder(store: RunStore) -> Callable[[Trajectory, Mapping[str, Any]], None
         if trajectory.group not in written:
             append_records(store.folder / TASKS_FILE, [{"group": trajectory.group, "task": dict(task)}])
             written.add(trajectory.group)
-        store.append_trajectories([trajectory_record(trajectory, STEP, "train", trajectory.error is None)], joins=True)
+        line = trajectory_record(trajectory, STEP, "train", trajectory.error is None)
+        store.append_trajectories([line], joins=True, images=images_of([trajectory]))
 
     return record

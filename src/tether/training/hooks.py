@@ -18,7 +18,7 @@ from tether.core.metrics import StepMetrics
 from tether.core.types import Group
 from tether.diagnostics.monitor import Monitor
 from tether.rollout.sampler import Sampler, check_resets, error_note
-from tether.runs.schema import StepRecord, trajectory_record
+from tether.runs.schema import StepRecord, images_of, trajectory_record
 from tether.runs.store import RunStore
 from tether.training.batch import Rollouts
 from tether.training.build import env_specs
@@ -68,7 +68,8 @@ def write_trajectories(run: Run, step: int, split: str, groups: Sequence[Group],
     """Write down every episode of these groups; `kept` are the groups that are trained on."""
     if run.store.writes:
         played = [(t, group.index in kept and not t.error) for group in groups for t in (*group.trajectories, *group.errored)]
-        run.store.append_trajectories([trajectory_record(t, step, split, is_kept) for t, is_kept in played])
+        records = [trajectory_record(t, step, split, is_kept) for t, is_kept in played]
+        run.store.append_trajectories(records, images=images_of(t for t, _ in played))
 
 
 class Hook:

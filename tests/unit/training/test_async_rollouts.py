@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,6 +17,7 @@ import tether
 from tether.core.config import validate
 from tether.core.errors import ConfigError, EngineUnavailable
 from tether.core.http import serving_app
+from tether.core.images import Image, patch_ids
 from tether.core.types import Group
 from tether.models.load import LoadedModel
 from tether.models.policy import Policy
@@ -224,6 +226,9 @@ def test_a_failure_of_the_thread_ends_the_run_and_a_lost_batch_is_sampled_again(
 def test_a_batch_comes_back_from_json_as_it_was(run: RunStore, tiny: Any) -> None:
     settings = RunSettings.model_validate({"env": {"name": "frozen_lake"}})
     groups = tether.play("frozen_lake", "tiny", prompts=3, group_size=3, seed=1, rollout={"max_tokens": 30})
+    picture = Image.of(np.arange(192, dtype=np.uint8).reshape(8, 8, 3))
+    seen = groups[0].trajectories[0].turns[0]
+    seen.context_ids, seen.images = (*seen.context_ids, *patch_ids(picture.digest, 3)), (picture,)
     inputs = FilterInputs(0.7, (1.25,))
     sampled = sample_batch(lambda count, first: groups[first : first + count], 3, inputs.rules(settings.filter), inputs.ratios)
     data = json.loads(json.dumps(_to_json(BatchAhead(sampled, inputs, {"probe_difference": 1e-7}))))
@@ -231,6 +236,7 @@ def test_a_batch_comes_back_from_json_as_it_was(run: RunStore, tiny: Any) -> Non
     assert (
         again.sampled.groups == sampled.groups and again.sampled.kept == sampled.kept and again.sampled.first_round == sampled.first_round
     )
+    assert again.sampled.groups[0].trajectories[0].turns[0].images == (picture,) and list(data["images"]) == [picture.digest]
     assert again.sampled.selection.scores == sampled.selection.scores and again.sampled.keep == 0.7 and again.inputs == inputs
 
 

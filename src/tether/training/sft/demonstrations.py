@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput, did_you_mean
 from tether.core.grammar import THINK_CLOSE, THINK_OPEN
+from tether.core.images import MARKER
 from tether.core.seeding import derive_seed
 from tether.core.types import Exchanges, Trajectory, Turn
+from tether.runs.images import read_image
+from tether.runs.schema import recorded_context, recorded_digests
 from tether.runs.store import RunStore
 from tether.training.sft.settings import TrajectorySettings
 
@@ -219,11 +222,11 @@ def demonstrated(records: list[dict[str, Any]], chat: "ChatFormat", folder: Path
     """The episodes with their own token ids; a tokenizer that reads them differently is refused."""
     found = []
     for record in records:
-        turns = list(_turns(record))
-        for turn in turns:
-            # Some templates strip a message, so the ends of an observation may be missing.
-            read = chat.decode(turn.response_ids)
-            if read != turn.text or turn.observation.strip() not in chat.decode(turn.context_ids):
+        turns = list(_turns(record, folder))
+        for turn, written in zip(turns, record["turns"], strict=True):
+            # Some templates strip a message, so the ends of an observation may be missing. A picture has no text.
+            read, context = chat.decode(turn.response_ids), chat.decode(tuple(written["context_ids"]))
+            if read != turn.text or any(part.strip() not in context for part in MARKER.split(turn.observation)[::2]):
                 raise BadInput(
                     f"the tokenizer of '{model}' does not read the token ids of '{folder}': it reads {read[:60]!r} "
                     f"where the run wrote {turn.text[:60]!r}; give --model the model of that run, or a checkpoint of it"
@@ -263,10 +266,10 @@ def _best_of_prompts(records: list[dict[str, Any]], most: int) -> list[dict[str,
     return [record for index, record in enumerate(records) if index in kept]
 
 
-def _turns(record: dict[str, Any]) -> Iterator[Turn]:
+def _turns(record: dict[str, Any], folder: Path) -> Iterator[Turn]:
     for turn in record["turns"]:
         yield Turn(
-            context_ids=tuple(turn["context_ids"]),
+            context_ids=recorded_context(turn),
             response_ids=tuple(turn["response_ids"]),
             logprobs=tuple(turn["logprobs"]),
             finish=FinishReason(turn["finish"]),
@@ -275,4 +278,5 @@ def _turns(record: dict[str, Any]) -> Iterator[Turn]:
             observation=turn["observation"],
             new_context=bool(turn.get("fresh")),
             trained=bool(turn.get("trained", True)),
+            images=tuple(read_image(folder, digest) for digest in recorded_digests(turn)),
         )
