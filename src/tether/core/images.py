@@ -12,6 +12,7 @@ import hashlib
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ PATCH_BITS = 14
 MOST_PATCHES = 2**PATCH_BITS
 MOST_PIXELS = 2**26
 """Of an image that is read: 67 million, about 200 MB once decoded."""
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""What is read. Pillow knows many more, some of which start other programs."""
 _INTERNED: "WeakValueDictionary[str, Image]" = WeakValueDictionary()
 
 
@@ -62,19 +65,14 @@ class Image:
     @staticmethod
     def read(source: bytes | Path, what: str = "the image") -> "Image":
         """The image of an encoded file (PNG, JPEG, WebP, GIF, BMP); BadInput where it is broken, or larger than MOST_PIXELS."""
-        try:
-            from PIL import Image as Pillow
-        except ImportError as error:
-            raise MissingDependency("images need pillow, which is not installed; run: pip install pillow") from error
-        try:
-            opened = Pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-            with opened as picture:
-                if picture.width * picture.height > MOST_PIXELS:  # before anything is decoded
-                    raise BadInput(f"{what} has {picture.width} x {picture.height} pixels; at most {MOST_PIXELS} are read: make it smaller")
-                return Image.of(np.asarray(picture.convert("RGB"), dtype=np.uint8))
-        except (OSError, SyntaxError, ValueError, Pillow.DecompressionBombError) as error:
-            reason = " ".join(str(error).split())[:120]
-            raise BadInput(f"{what} cannot be read as an image ({reason}); replace it by a whole PNG or JPEG file") from error
+        with _opened(source, what) as picture:
+            return Image.of(np.asarray(picture.convert("RGB"), dtype=np.uint8))
+
+    @staticmethod
+    def check(source: bytes | Path, what: str = "the image") -> None:
+        """What `read` would refuse, without decoding: by the size in its head and, in a PNG, by its checksums."""
+        with _opened(source, what) as picture:
+            picture.verify()
 
     @cached_property
     def png(self) -> bytes:
@@ -107,6 +105,28 @@ class Image:
 
     def __repr__(self) -> str:
         return f"Image({self.digest}, {self.pixels.shape[1]} x {self.pixels.shape[0]})"
+
+
+@contextmanager
+def _opened(source: bytes | Path, what: str) -> Iterator[Any]:
+    """An encoded file, opened by pillow; whatever is wrong with it, also inside of the block, is one line."""
+    try:
+        from PIL import Image as Pillow
+    except ImportError as error:
+        raise MissingDependency("images need pillow, which is not installed; run: pip install pillow") from error
+    try:
+        with Pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as picture:
+            if picture.width * picture.height > MOST_PIXELS:  # before anything is decoded
+                raise BadInput(f"{what} has {picture.width} x {picture.height} pixels; at most {MOST_PIXELS} are read: make it smaller")
+            yield picture
+    except BadInput:
+        raise
+    except FileNotFoundError as error:
+        raise BadInput(f"{what} is not there: no file '{source!s}'; check the path") from error
+    except (OSError, SyntaxError, ValueError, Pillow.DecompressionBombError, Pillow.DecompressionBombWarning) as error:
+        unknown = isinstance(error, Pillow.UnidentifiedImageError)
+        reason = f"it is none of {', '.join(_FORMATS)}" if unknown else " ".join(str(error).split())[:120].rstrip(".")
+        raise BadInput(f"{what} cannot be read as an image: {reason}; replace it by a whole PNG or JPEG file") from error
 
 
 def image_of(digest: str) -> Image:

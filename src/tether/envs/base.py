@@ -34,8 +34,10 @@ Work = Literal["inline", "process", "wait"]
 """Where a step runs: in the caller's thread (inline: microseconds of Python), in a process of its own (process: long computations, code
 that may crash), or in a thread (wait: waiting for a server or another program)."""
 
-ObservationMode = Literal["grid", "coordinates", "grid_coordinates", "image"]
+ObservationMode = Literal["grid", "coordinates", "grid_coordinates", "image", "grid_image"]
+"""`image` says nothing of the state in words; `grid_image` is the text of `grid` and the picture."""
 
+SEE_IMAGE = "See the image."
 NOTHING_EXECUTED = "No valid action was given; the state has not changed."
 
 _RENAMED = {
@@ -226,6 +228,11 @@ class TurnEnv(ABC, Generic[OptionsT]):
         return None
 
     @property
+    def shows_images(self) -> bool:
+        """Whether observations carry pictures, so that only a model that sees can play."""
+        return False
+
+    @property
     def categories(self) -> Mapping[str, str]:
         """What kind of instance is being played, for tables by category: {"subject": "Algebra", "level": "5"}. Empty where there are no kinds."""
         return {}
@@ -378,6 +385,10 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
 
     # --- what this class adds ---
 
+    @property
+    def shows_images(self) -> bool:
+        return "image" in self.options.observation
+
     def wording(self, preset: str) -> str:
         if preset == PAPER:
             return self.paper
@@ -429,9 +440,9 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
 
     def observe(self, head: str, body: str | None = None) -> Observation:
         lines = f"{body}\n{head}" if body else head
-        if self.options.observation == "image":
-            return Observation(f"{lines}\nSee the image.", self.state_image())
-        return Observation(f"{lines}\n{self.state_text()}")
+        picture = self.state_image() if self.shows_images else None
+        shown = SEE_IMAGE if self.options.observation == "image" else self.state_text()
+        return Observation(f"{lines}\n{shown}", picture)
 
 
 def check_reset_signature(env: Any, label: str) -> None:

@@ -1,7 +1,7 @@
 """An environment of gymnasium with discrete actions as one of Tether's: `make_env("gymnasium:FrozenLake-v1")`.
 
 The state is shown as gymnasium renders it as text (`ansi`), else as the numbers of the observation, each with its name where `observation_names`
-gives one; with observation=image as its picture. Actions are called by the names that the environment itself gives them, by `action_names`, or by
+gives one; with observation=image as its picture, with observation=grid_image as those numbers and the picture. Actions are called by the names that the environment itself gives them, by `action_names`, or by
 their numbers. The seed and the split decide the seed of gymnasium's reset; `env_seed` seeds what happens in the episode.
 """
 
@@ -56,9 +56,9 @@ class GymnasiumEnv(ActionEnv[GymOptions]):
 
     def __init__(self, options: GymOptions) -> None:
         modes = gymnasium.spec(self.id).make(**options.make).metadata.get("render_modes", [])
-        wanted = "rgb_array" if options.observation == "image" else "ansi"
-        if options.observation == "image" and wanted not in modes:
-            raise BadInput(f"{self.name}: observation=image, but it renders no picture; use observation=grid")
+        wanted = "rgb_array" if "image" in options.observation else "ansi"
+        if wanted == "rgb_array" and wanted not in modes:
+            raise BadInput(f"{self.name}: observation={options.observation}, but it renders no picture; use observation=grid")
         self._gym: gymnasium.Env[Any, Any] = gymnasium.make(self.id, render_mode=wanted if wanted in modes else None, **options.make)
         space = self._gym.action_space
         if not isinstance(space, Discrete):

@@ -78,6 +78,11 @@ def way(down: int, right: int) -> str:
     return ", ".join(parts) or "here"
 
 
+def in_words(coordinates: str) -> str:
+    """A state in an example where the agent is shown pictures: examples are text, and must not pass for what observations look like."""
+    return f"(In the place of an image, what it would show, with positions as (row, column) from 0 at the top left.)\n{coordinates}"
+
+
 THINK_BRIEFLY = "Think in one or two short sentences about the task you are given, then answer."
 """How to think, where an environment says nothing else: small models lose the thread in long thoughts."""
 

@@ -5,15 +5,19 @@ import os
 import random
 import subprocess
 import sys
+from itertools import combinations
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from tether.core.errors import BadInput
+from tether.core.errors import BadInput, ConfigError
 from tether.core.grammar import FORMAT_RULE
+from tether.core.images import Image
 from tether.envs.base import NOTHING_EXECUTED
 from tether.envs.frozen_lake.env import FrozenLake, FrozenLakeOptions
 from tether.envs.frozen_lake.generator import Lake
+from tether.envs.grid_image import PictureOptions, Style
 from tether.envs.registry import make_env
 from tether.envs.sokoban.env import Sokoban, SokobanOptions
 from tether.envs.sokoban.levels import Level
@@ -125,15 +129,19 @@ def test_seed_must_be_whole_and_numpy_integers_count(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("mode", ["grid", "coordinates", "grid_coordinates", "image"])
+@pytest.mark.parametrize("mode", ["grid", "coordinates", "grid_coordinates", "image", "grid_image"])
 def test_every_mode_shows_and_explains_what_it_should(name: str, mode: str) -> None:
     env = make_env(name, observation=mode)
     observation = env.reset(5)
-    assert ("Symbols:" in env.instructions) == (mode in ("grid", "grid_coordinates"))
+    assert ("Symbols:" in env.instructions) == ("grid" in mode)
     assert ("counted from 0 at the top left" in env.instructions) == ("coordinates" in mode)
     assert ("Board size:" in observation.text) == ("coordinates" in mode)
+    assert env.shows_images == ("image" in mode)  # type: ignore[attr-defined]
     if mode == "image":
         assert observation.text == "Turn 1 of 5, 10 actions left.\nSee the image."
+    elif mode == "grid_image":
+        assert observation.text == make_env(name).reset(5).text
+    if "image" in mode:
         side = 4 if name == "frozen_lake" else 6
         assert observation.image is not None
         assert (observation.image.shape, observation.image.dtype) == ((16 * side, 16 * side, 3), np.uint8)
@@ -163,17 +171,55 @@ def test_image_changes_with_the_state(name: str) -> None:
     assert (first == again).all()
 
 
-def test_every_symbol_has_a_tile_of_its_own() -> None:
-    from tether.envs.frozen_lake import prompt as lake
-    from tether.envs.grid_image import draw_grid
-    from tether.envs.sokoban import prompt as sokoban
+@pytest.mark.parametrize("options", [FrozenLakeOptions, SokobanOptions])
+@pytest.mark.parametrize("style", ["flat", "sprites"])
+@pytest.mark.parametrize("palette", ["default", "dark", "colour_blind"])
+def test_every_symbol_has_a_tile_of_its_own(options: type[PictureOptions], style: Any, palette: str) -> None:
+    """Also where tiles are smallest: two of them differ by 3 of 255 levels in the mean over all pixels, at least."""
+    drawn = {symbol: options(style=style, colours=palette, tile=8).draw([symbol]).astype(int) for symbol in options.tiles}
+    for one, other in combinations(drawn, 2):
+        assert abs(drawn[one] - drawn[other]).mean() >= 3, (one, other)
 
-    for sprites in (lake._SPRITES, sokoban._SPRITES):
-        tiles = {draw_grid([symbol], sprites).tobytes() for symbol in sprites}
-        assert len(tiles) == len(sprites)
-    corners = draw_grid(["#_", "OX"], sokoban._SPRITES)
-    assert (corners[:16, 16:] == draw_grid(["_"], sokoban._SPRITES)).all()
-    assert (corners[16:, :16] == draw_grid(["O"], sokoban._SPRITES)).all()
+
+def test_the_picture_is_made_of_tiles_in_the_places_of_the_symbols() -> None:
+    options = SokobanOptions(tile=24, style="sprites")
+    corners = options.draw(["#_", "OX"])
+    assert corners.shape == (48, 48, 3)
+    assert (corners[:24, 24:] == options.draw(["_"])).all() and (corners[24:, :24] == options.draw(["O"])).all()
+
+
+def test_pictures_have_not_changed() -> None:
+    """Digests of whole pictures: a model that learned from them has to see the same ones. Drawn by numpy alone, so they hold everywhere."""
+    drawn = {style: Image.of(SokobanOptions(style=style).draw(["####", "#P_#", "SXO√"])).digest for style in get_args(Style)}
+    assert drawn == {"flat": "22f822eac35d", "sprites": "116f62454057"}
+    assert SokobanOptions().draw(["X"])[4, 5].tolist() == [201, 146, 74]  # the colour of a box since the first version
+
+
+def test_colours_of_your_own() -> None:
+    own = FrozenLakeOptions(colours={"player": "#ff8000", "hole": "#000000"})
+    plain = FrozenLakeOptions()
+    assert own.draw(["P"])[8, 8].tolist() == [255, 128, 0] and own.draw(["O"])[8, 8].tolist() == [0, 0, 0]
+    assert (own.draw(["G_"]) == plain.draw(["G_"])).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"tile": 7}, "sokoban option key 'tile': got 7; it should be greater than or equal to 8"),
+        ({"tile": 1000}, "sokoban option key 'tile': got 1000; it should be less than or equal to 128"),
+        ({"style": "sprite"}, "sokoban option key 'style': got 'sprite'; it should be 'flat' or 'sprites'"),
+        ({"colours": "colourblind"}, "sokoban option key 'colours': unknown palette 'colourblind': did you mean 'colour_blind'?"),
+        ({"colours": {"plyer": "#ffffff"}}, "sokoban option key 'colours': unknown piece 'plyer': did you mean 'player'?"),
+        ({"colours": {"player": "red"}}, "it has 'red' for player; write a colour as \"#rrggbb\", in quotes"),
+        ({"colours": {"player": None}}, 'it has None for player; write a colour as "#rrggbb", in quotes'),
+        ({"colours": 3}, "it has to be a palette (default, dark, colour_blind) or colours of pieces"),
+        ({"colours": {"wall": "#000000", "floor": "#000000"}}, "colours: wall and floor would look the same; choose colours that differ"),
+    ],
+)
+def test_options_of_pictures_are_checked(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_env("sokoban", **options)
+    assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", NAMES)

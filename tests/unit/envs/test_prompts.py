@@ -28,7 +28,11 @@ NAMES = ["countdown", "deepcoder", "frozen_lake", "metamathqa", "qa", "searchqa"
 GENERATED = ["frozen_lake", "sokoban", "countdown"]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in NAMES),
-    *((name, {"observation": mode}) for name in ("frozen_lake", "sokoban") for mode in ("coordinates", "grid_coordinates", "image")),
+    *(
+        (name, {"observation": mode})
+        for name in ("frozen_lake", "sokoban")
+        for mode in ("coordinates", "grid_coordinates", "image", "grid_image")
+    ),
     *((name, {"actions_per_turn": 1}) for name in ("frozen_lake", "sokoban")),
     ("frozen_lake", {"slip": 0.0}),
     ("countdown", {"use": "exactly_once"}),
@@ -83,7 +87,7 @@ def test_papers_frame(name: str, options: dict[str, Any]) -> None:
     if name in ("frozen_lake", "sokoban"):
         budget = 5 * options.get("actions_per_turn", 2)
         assert f'You can make up to {budget} actions, separated by the action separator " || "' in text
-        assert "The meaning of each symbol in the state is:" in text
+        assert ("The meaning of each symbol in the state is:" in text) == (options.get("observation") != "image")
 
 
 def test_the_example_is_never_about_the_instance_being_asked() -> None:
@@ -115,6 +119,20 @@ def test_worked_examples_follow_the_instructions(name: str, preset: str) -> None
     assert text == with_three.instructions == made(name, instructions=preset, examples=3).instructions  # also before any reset
     for example in with_three.worked_examples(3):
         assert parse_response(example.reply.removeprefix("<think>")).answer == example.answer
+
+
+@pytest.mark.parametrize("name", ["frozen_lake", "sokoban"])
+def test_an_example_without_its_picture_says_so(name: str) -> None:
+    """Examples are text. What a picture would show is told as such, with all that it takes to follow the reasoning."""
+    env = made(name, observation="image", examples=1)
+    env.reset(0)
+    states = [env.example.state if env.example else "", *(shown for shown, _ in env.few_shot)]
+    assert len(states) == 4
+    for state in states:
+        assert (
+            "(In the place of an image, what it would show, with positions as (row, column) from 0 at the top left.)\nBoard size:" in state
+        )
+    assert "Symbols" not in env.instructions and env.reset(1).text == "Turn 1 of 5, 10 actions left.\nSee the image."
 
 
 # --- worked examples as turns ---

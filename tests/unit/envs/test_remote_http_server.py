@@ -1,6 +1,7 @@
 """The HTTP API as another language would use it: raw requests, exact replies, and a clear no to everything wrong."""
 
 import asyncio
+import base64
 import json
 import socket
 import threading
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import uvicorn
 from starlette.applications import Starlette
@@ -18,6 +20,7 @@ from starlette.routing import Mount
 from tether import __version__, make_env
 from tether.core.errors import BadInput, UnknownName
 from tether.core.http import Refusal, address_of, bind, server_token
+from tether.core.images import Image
 from tether.envs.remote.http_client import HttpEnvError, connect
 from tether.envs.remote.http_server import MAX_BODY, Service, check, make_app, serving
 from tether.envs.remote.sessions import SessionLimits, SessionTable
@@ -63,6 +66,7 @@ def test_description(api: httpx.Client) -> None:
         "reward_range": [0.0, 2.0],
         "reply_tags": ["answer"],
         "actions": ["Left", "Down", "Right", "Up"],
+        "shows_images": False,
         "options": {
             "max_turns": 5,
             "split": "train",
@@ -72,6 +76,9 @@ def test_description(api: httpx.Client) -> None:
             "observation": "grid",
             "actions_per_turn": 2,
             "lenient": True,
+            "tile": 16,
+            "style": "flat",
+            "colours": "default",
             "size": 4,
             "frozen": 0.9,
             "slip": 0.0,
@@ -120,10 +127,14 @@ def test_clients_of_tether_0_1_may_say_luck() -> None:
         assert played(luck=5) == played(env_seed=5) != played(env_seed=6)
 
 
-def test_pictures_are_raw_bytes_with_their_shape(api: httpx.Client) -> None:
-    _, opened = _open(api, options={"observation": "image"})
+def test_pictures_are_png_files(api: httpx.Client) -> None:
+    options = {"observation": "image", "tile": 32, "style": "sprites"}
+    _, opened = _open(api, options=options)
     image = opened["observation"]["image"]
-    assert image["shape"] == [64, 64, 3] and image["dtype"] == "|u1" and len(image["data"]) == 64 * 64 * 3 * 4 // 3
+    assert list(image) == ["png"] and len(image["png"]) < 128 * 128 * 3 // 5
+    here = make_env("frozen_lake", **options).reset(0).image
+    assert np.array_equal(Image.read(base64.b64decode(image["png"])).pixels, here)
+    assert api.get("/v1/env", params={"options": '{"observation": "grid_image"}'}).json()["shows_images"] is True
 
 
 def test_a_turn_asked_for_twice_is_played_once(api: httpx.Client) -> None:

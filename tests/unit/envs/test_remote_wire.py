@@ -4,7 +4,9 @@ import base64
 import io
 import json
 import math
+import sys
 from enum import IntEnum, StrEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,9 @@ from tether.envs.remote.wire import (
     step_read,
     step_written,
 )
+
+sys.path.append(str(Path(__file__).parents[1]))
+from hostile_images import BOMB, CUT_SHORT
 
 _LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
 _KEYS = st.text() | st.integers() | st.tuples(st.integers(), st.text())
@@ -170,6 +175,11 @@ def test_servers_in_other_languages_may_be_terse() -> None:
     step = step_read({"observation": {"text": "t", "image": {"png": png}}, "reward": 1, "done": False, "success": False})
     assert np.array_equal(np.asarray(step.observation.image), image) and step.observation.image is not None
     assert step.observation.image.dtype == np.uint8 and type(step.reward) is float and step.info == {}
+    for mode in ("RGBA", "P", "L", "1", "I;16"):  # what other programs write
+        other = io.BytesIO()
+        Image.fromarray(np.zeros((5, 4), np.uint16) if mode == "I;16" else image).convert(mode).save(other, "PNG")
+        read = observation_read({"text": "t", "image": {"png": base64.b64encode(other.getvalue()).decode()}}).image
+        assert read is not None and (read.shape, read.dtype) == ((5, 4, 3), np.uint8)
     raw = {"shape": [5, 4, 3], "data": base64.b64encode(image.tobytes()).decode()}
     assert np.array_equal(np.asarray(observation_read({"text": "t", "image": raw}).image), image)
 
@@ -183,7 +193,12 @@ GOOD: dict[str, Any] = {"observation": {"text": "t", "image": None}, "reward": 0
         ({"observation": "t"}, "no observation"),
         ({"observation": {"text": 3}}, "no observation"),
         ({"observation": {"text": "t", "image": 3}}, "without a shape"),
-        ({"observation": {"text": "t", "image": {"png": "AAAA"}}}, "no PNG"),
+        ({"observation": {"text": "t", "image": {"png": "AAAA"}}}, "is refused: its picture cannot be read as an image: it is none of PNG"),
+        ({"observation": {"text": "t", "image": {"png": base64.b64encode(CUT_SHORT).decode()}}}, "its picture cannot be read as an image"),
+        (
+            {"observation": {"text": "t", "image": {"png": base64.b64encode(BOMB).decode()}}},
+            "its picture has 20000 x 4000 pixels; at most 67108864 are read",
+        ),
         ({"reward": None}, "the reward None"),
         ({"reward": True}, "the reward True"),
         ({"reward": "1"}, "the reward '1'"),

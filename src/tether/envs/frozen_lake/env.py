@@ -12,17 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from tether.core.enums import Split
 from tether.core.errors import MissingDependency
-from tether.envs.base import ActionEnv, ActionOptions
+from tether.core.images import Pixels
+from tether.envs.base import ActionEnv
 from tether.envs.frozen_lake import prompt
 from tether.envs.frozen_lake.generator import ACTIONS, Generator, Lake, RandomLake
+from tether.envs.grid_image import PictureOptions, Tiles
 from tether.envs.wording import Example, draw_examples
 
 Reward = Callable[[str], float]
@@ -73,8 +73,10 @@ def choose(outcomes: Outcomes, uniform: float) -> int:
     return max(place for place in range(len(outcomes)) if place == 0 or outcomes[place][0] > outcomes[place - 1][0])
 
 
-class FrozenLakeOptions(ActionOptions):
+class FrozenLakeOptions(PictureOptions):
     """Options of frozen_lake."""
+
+    tiles: ClassVar[Tiles] = prompt.TILES
 
     size: int = Field(default=4, ge=2, le=12)
     """Rows and columns."""
@@ -135,8 +137,8 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
     def state_text(self) -> str:
         return prompt.state_text(self.lake, self.player, self.options.observation)
 
-    def state_image(self) -> npt.NDArray[np.uint8]:
-        return prompt.image(self.lake, self.player)
+    def state_image(self) -> Pixels:
+        return self.options.draw(prompt.grid_rows(self.lake, self.player))
 
     @property
     def task(self) -> str:
@@ -148,7 +150,7 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
 
     @property
     def paper(self) -> str:
-        return prompt.paper(self.options.slip, self.max_turns * self.options.actions_per_turn)
+        return prompt.paper(self.options.slip, self.max_turns * self.options.actions_per_turn, self.options.observation)
 
     def worked_examples(self, count: int) -> list[Example]:
         return draw_examples(count, lambda seed: self._worked_game(self._make(seed, Split.TRAIN)))

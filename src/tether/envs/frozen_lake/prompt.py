@@ -3,19 +3,16 @@
 from collections.abc import Iterable
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-
 from tether.core.grammar import ACTION_SEPARATOR
 from tether.envs.base import ObservationMode
 from tether.envs.frozen_lake.generator import ACTIONS, Lake, shortest_walk, steps
-from tether.envs.grid_image import Sprite, draw_grid
-from tether.envs.wording import Example, in_papers_frame, way
+from tether.envs.grid_image import Tiles
+from tether.envs.wording import Example, in_papers_frame, in_words, way
 
 SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
 PLAYER_SYMBOLS = {"S": "P", "F": "P", "H": "X", "G": "√"}
 
-_SPRITES: dict[str, tuple[Sprite, ...]] = {
+TILES: Tiles = {
     "_": ("ice",),
     "P": ("ice", "player"),
     "O": ("ice", "hole"),
@@ -57,15 +54,13 @@ def coordinate_text(lake: Lake, player: int) -> str:
 
 
 def state_text(lake: Lake, player: int, mode: ObservationMode) -> str:
-    """The state in a mode; the picture's place is taken by the grid."""
+    """The state in a mode. In the place of a picture, for examples: what it would show, in words."""
+    if mode == "image":
+        return in_words(coordinate_text(lake, player))
     if mode == "coordinates":
         return coordinate_text(lake, player)
     grid = grid_text(lake, player)
     return f"Coordinates:\n{coordinate_text(lake, player)}\nGrid Map:\n{grid}" if mode == "grid_coordinates" else grid
-
-
-def image(lake: Lake, player: int) -> npt.NDArray[np.uint8]:
-    return draw_grid(grid_rows(lake, player), _SPRITES)
 
 
 def _places(tiles: Iterable[int], size: int) -> str:
@@ -92,8 +87,9 @@ def task(slip: float) -> str:
     return f"{TASK}{SLIPPERY}" if slip > 0 else TASK
 
 
-def paper(slip: float, max_actions: int) -> str:
-    return in_papers_frame(_PAPER.format(slippery=_PAPER_SLIPPERY if slip > 0 else ""), _PAPER_SYMBOLS, ACTIONS, max_actions)
+def paper(slip: float, max_actions: int, mode: ObservationMode) -> str:
+    symbols = "" if mode == "image" else _PAPER_SYMBOLS
+    return in_papers_frame(_PAPER.format(slippery=_PAPER_SLIPPERY if slip > 0 else ""), symbols, ACTIONS, max_actions)
 
 
 @lru_cache(maxsize=256)  # every environment of a run shows the same ones
@@ -103,7 +99,7 @@ def worked(lake: Lake, mode: ObservationMode, num_actions: int) -> tuple[Example
     walk = shortest_walk(lake.tiles, lake.size, player, goal)
     examples: list[Example] = []
     for done in range(0, len(walk), num_actions):
-        state = state_text(lake, player, "coordinates" if mode == "image" else mode)
+        state = state_text(lake, player, mode)
         plan = walk[done : done + num_actions]
         reasoning = _reasoning(lake.size, player, goal, len(walk) - done, plan)
         answer = f" {ACTION_SEPARATOR} ".join(plan)

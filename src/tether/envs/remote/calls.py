@@ -46,13 +46,16 @@ class EnvDescription:
     """The tags that an agent may put its answer into."""
     actions: tuple[str, ...] = ()
     """The names of actions, where answers consist of them."""
+    shows_images: bool = False
+    """Observations carry pictures, so that only a model that sees can play."""
 
     @classmethod
     def of(cls, env: Env) -> "EnvDescription":
         optional = {
             key: tuple(getattr(env, key)) for key in ("reward_range", "reply_tags", "actions") if getattr(env, key, None) is not None
         }
-        return cls(str(env.name), int(env.max_turns), str(env.instructions), **optional)
+        images = getattr(env, "shows_images", False) is True
+        return cls(str(env.name), int(env.max_turns), str(env.instructions), **optional, shows_images=images)
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,8 @@ class HttpEnv:
         """The tags that an agent may put its answer into."""
         self.actions = served.actions
         """The names of actions, where answers consist of them."""
+        self.shows_images = served.shows_images
+        """Observations carry pictures, so that only a model that sees can play."""
         self._instructions = served.instructions
         self.few_shot: Exchanges = ()
         """Examples as turns in front of the first observation, known after a reset."""
@@ -269,6 +271,7 @@ class ServedEnv(BaseModel):
     reward_range: tuple[float, float] = (-math.inf, math.inf)
     reply_tags: Annotated[tuple[str, ...], Field(min_length=1)] = ANSWER_TAGS
     actions: tuple[str, ...] = ()
+    shows_images: bool = False
     seed_field: Literal["env_seed", "luck"] = OLD_ENV_SEED
     """The name of the field for `env_seed` in requests. Servers before tether 0.2 know it as `luck`, and refuse any other name."""
 

@@ -7,15 +7,15 @@ box. There is no randomness in an episode: `env_seed` changes nothing.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from tether.core.enums import Split
-from tether.envs.base import ActionEnv, ActionOptions
+from tether.core.images import Pixels
+from tether.envs.base import ActionEnv
 from tether.envs.dataset import Row
+from tether.envs.grid_image import PictureOptions, Tiles
 from tether.envs.sokoban import prompt
 from tether.envs.sokoban.generator import Generator, ReversePlay
 from tether.envs.sokoban.levels import Level, file_levels, level_rows, move, read_level
@@ -43,8 +43,10 @@ class PushReward:
         return self.step + change + (self.solved if solved else 0.0)
 
 
-class SokobanOptions(ActionOptions):
+class SokobanOptions(PictureOptions):
     """Options of sokoban."""
+
+    tiles: ClassVar[Tiles] = prompt.TILES
 
     height: int = Field(default=6, ge=5, le=30)
     """Rows, outer walls included."""
@@ -159,8 +161,8 @@ class Sokoban(ActionEnv[SokobanOptions]):
     def state_text(self) -> str:
         return prompt.state_text(self.level, self.boxes, self.player, self.options.observation)
 
-    def state_image(self) -> npt.NDArray[np.uint8]:
-        return prompt.image(self.level, self.boxes, self.player)
+    def state_image(self) -> Pixels:
+        return self.options.draw(prompt.grid_rows(self.level, self.boxes, self.player))
 
     @property
     def example(self) -> Example:
@@ -168,7 +170,7 @@ class Sokoban(ActionEnv[SokobanOptions]):
 
     @property
     def paper(self) -> str:
-        return prompt.paper(self.max_turns * self.options.actions_per_turn)
+        return prompt.paper(self.max_turns * self.options.actions_per_turn, self.options.observation)
 
     def worked_examples(self, count: int) -> list[Example]:
         return draw_examples(count, lambda seed: self._worked_game(self._make(seed, Split.TRAIN)))

@@ -2,17 +2,14 @@
 
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-
 from tether.core.grammar import ACTION_SEPARATOR
 from tether.envs.base import ObservationMode
-from tether.envs.grid_image import Sprite, draw_grid
+from tether.envs.grid_image import Tiles
 from tether.envs.sokoban.levels import Level, bits, border, move
 from tether.envs.sokoban.solver import ACTIONS, SearchLimit, solve
-from tether.envs.wording import Example, in_papers_frame, way
+from tether.envs.wording import Example, in_papers_frame, in_words, way
 
-_SPRITES: dict[str, tuple[Sprite, ...]] = {
+TILES: Tiles = {
     "#": ("wall",),
     "_": ("floor",),
     "O": ("floor", "target"),
@@ -57,17 +54,15 @@ def coordinate_text(level: Level, boxes: int, player: int, walls: bool) -> str:
 
 
 def state_text(level: Level, boxes: int, player: int, mode: ObservationMode) -> str:
-    """The position in a mode; the picture's place is taken by the grid. Without a grid, the coordinates list the inner walls too."""
-    if mode == "coordinates":
-        return coordinate_text(level, boxes, player, walls=True)
+    """The position in a mode. Without a grid, the coordinates list the inner walls too. In the place of a picture, for examples: what it
+    would show, in words."""
+    if mode in ("coordinates", "image"):
+        listed = coordinate_text(level, boxes, player, walls=True)
+        return in_words(listed) if mode == "image" else listed
     grid = grid_text(level, boxes, player)
     if mode == "grid_coordinates":
         return f"Coordinates:\n{coordinate_text(level, boxes, player, walls=False)}\nGrid Map:\n{grid}"
     return grid
-
-
-def image(level: Level, boxes: int, player: int) -> npt.NDArray[np.uint8]:
-    return draw_grid(grid_rows(level, boxes, player), _SPRITES)
 
 
 def _places(cells: int, width: int) -> str:
@@ -94,8 +89,8 @@ _PAPER = (
 _PAPER_SYMBOLS = "#: wall, _: empty, O: target, √: box on target, X: box, P: player, S: player on target"
 
 
-def paper(max_actions: int) -> str:
-    return in_papers_frame(_PAPER, _PAPER_SYMBOLS, ACTIONS, max_actions)
+def paper(max_actions: int, mode: ObservationMode) -> str:
+    return in_papers_frame(_PAPER, "" if mode == "image" else _PAPER_SYMBOLS, ACTIONS, max_actions)
 
 
 @lru_cache(maxsize=256)  # every environment of a run shows the same ones
@@ -109,7 +104,7 @@ def worked(level: Level, mode: ObservationMode, num_actions: int) -> tuple[Examp
     examples: list[Example] = []
     for done in range(0, len(solution), num_actions):
         plan = solution[done : done + num_actions]
-        state = state_text(level, boxes, player, "coordinates" if mode == "image" else mode)
+        state = state_text(level, boxes, player, mode)
         answer = f" {ACTION_SEPARATOR} ".join(plan)
         reasoning = _reasoning(level, boxes, player, plan)
         examples.append(Example(state, reasoning, answer, instance=level.fingerprint, turn=len(examples) + 1))
