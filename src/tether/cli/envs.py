@@ -84,6 +84,7 @@ def _described(name: str) -> dict[str, Any]:
         env = plan.make()
         with environment_boundary(name):
             about = {"name": name, "turns": env.max_turns, "instructions": env.instructions, "few_shot": few_shot_of(env)}
+            about["pictures"] = getattr(env, "pictures", "")
     except TetherError as error:
         return {"name": name, "error": str(error)}
     options = [] if plan.options is None else [asdict(doc) for doc in setting_docs(plan.options)]
@@ -91,12 +92,14 @@ def _described(name: str) -> dict[str, Any]:
 
 
 def _list(console: Console) -> None:
-    table = plain_table("name", "turns", "task")
+    table = plain_table("name", "turns", "task", "pictures")
     for name in ENVIRONMENTS.names():
         try:
             env = make_env(name)
             with environment_boundary(name):
-                table.add_row(name, str(env.max_turns), Text(re.split(r"[.;]\s", env.instructions)[0]))
+                table.add_row(
+                    name, str(env.max_turns), Text(re.split(r"[.;]\s", env.instructions)[0]), "yes" if getattr(env, "pictures", "") else ""
+                )
         except TetherError as error:  # a broken plug-in must not hide the others
             table.add_row(name, "-", Text(f"cannot be used: {error}", style="red"))
     console.print(table)
@@ -123,6 +126,8 @@ def _show(console: Console, name: str) -> None:
     for shown, reply in few_shot:
         console.print(f"{shown}\n{reply}", markup=False)
     console.print(f"\nA first observation (seed 0):\n{first}\n", markup=False)
+    if getattr(env, "pictures", ""):
+        console.print(f"Pictures: {env.pictures}; see them with `tether play {name} --images`.\n", markup=False, soft_wrap=True)  # type: ignore[attr-defined]
     if plan.options is None:
         return
     table = plain_table(title="options", title_justify="left")

@@ -1,18 +1,20 @@
 """`tether play`: a person plays an environment in the terminal and sees exactly the observations and rewards of an agent.
 
 Answers go to the environment as typed ("Right || Up"); where it knows the four directions, letters and arrows are short for them. An
-answer of several lines, such as a program, stands between two lines of ``` or comes from a file (@solution.py).
+answer of several lines, such as a program, stands between two lines of ``` or comes from a file (@solution.py). Pictures are shown in terminals
+that can, and are files elsewhere.
 Input may be piped: when it ends, so does the game. Imports no torch.
 """
 
+import base64
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import typer
 from rich.console import Console
@@ -21,8 +23,9 @@ from rich.text import Text
 from tether.cli.console import SafeConsole
 from tether.cli.options import EnvOptions, complete_env
 from tether.core.config import parse_overrides
-from tether.core.errors import BadInput, EnvironmentFailure, MissingDependency, StorageError, TetherError, environment_boundary
+from tether.core.errors import BadInput, EnvironmentFailure, StorageError, TetherError, environment_boundary
 from tether.core.grammar import ACTION_SEPARATOR
+from tether.core.images import Image
 from tether.core.protocols import Env, checked_observation, checked_step
 from tether.core.types import Observation
 from tether.envs.base import ActionEnv
@@ -33,7 +36,8 @@ Examples:
   tether play sokoban
   tether play sokoban --seed 7 --set boxes=2 --set height=8 --set width=8
   tether play frozen_lake --observation coordinates --set slip=0.3
-  tether play frozen_lake --observation image --save-images frames
+  tether play frozen_lake --images
+  tether play sokoban --images --save-images frames --set style=sprites --set tile=48
   echo "Right || Up" | tether play frozen_lake
   tether play countdown --seed 3
   tether play searchqa
@@ -42,6 +46,12 @@ Examples:
 """
 
 FENCE = "```"
+FOLDER = Path("play-images")
+"""For pictures, where the terminal shows none and no other folder is given."""
+PICTURE_LINES = 12
+"""Lines of the terminal that a picture is high."""
+_KITTY_CHUNK = 4096
+"""Characters of base64 that one escape sequence may carry."""
 T = TypeVar("T")
 
 _SHORT = {
@@ -71,29 +81,99 @@ def play(
     ],
     seed: Annotated[int, typer.Option(help="Which instance to play.")] = 0,
     observation: Annotated[
-        str | None, typer.Option(help="What is shown: grid, coordinates, grid_coordinates or image. [default: grid]")
+        str | None, typer.Option(help="What is shown: grid, coordinates, grid_coordinates, image or grid_image. [default: grid]")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Pool of instances: train, validation or test. [default: train]")] = None,
+    images: Annotated[
+        bool, typer.Option("--images", help="See pictures: in the terminal (kitty, iTerm2), else as PNG files in play-images.")
+    ] = False,
     save_images: Annotated[Path | None, typer.Option(help="Folder for a PNG of every state.")] = None,
     options: EnvOptions = None,
 ) -> None:
     """Play an environment yourself: what the agent sees, in your terminal."""
     chosen = parse_overrides(options or [])
     chosen |= {key: value for key, value in (("observation", observation), ("split", split)) if value is not None}
-    if chosen.get("observation") == "image" and save_images is None:
-        raise BadInput("image observations cannot be shown in a terminal; add --save-images DIR to have them written as PNG files")
-    console = SafeConsole(highlight=False)
-    _play(make_env(env, **chosen), seed, save_images, console)
+    if chosen.get("observation") == "image" and save_images is None and not images:
+        raise BadInput("observation=image shows pictures only; add --images to see them, or --save-images DIR to have them as PNG files")
+    made = make_env(env, **chosen)
+    if images and "observation" not in chosen and not getattr(made, "shows_images", False):
+        known: Any = getattr(made, "options", {})  # a dictionary, where a server plays
+        if "observation" in (known if isinstance(known, Mapping) else getattr(type(known), "model_fields", ())):
+            made = make_env(env, observation="image", **chosen)
+    terminal = terminal_protocol(os.environ, sys.stdout.isatty()) if images else None
+    folder = FOLDER if images and terminal is None and save_images is None else save_images
+    _play(made, seed, Pictures(folder, terminal), SafeConsole(highlight=False))
 
 
-def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
+Protocol = Literal["kitty", "iterm2"]
+"""How a terminal is told to show a picture."""
+
+
+def terminal_protocol(environ: Mapping[str, str], is_terminal: bool) -> Protocol | None:
+    """How the terminal shows pictures, by what it says of itself; None where it is not known to show any, or something stands in between."""
+    term, program = environ.get("TERM", ""), environ.get("TERM_PROGRAM", "")
+    if not is_terminal or "TMUX" in environ or term.startswith(("screen", "tmux", "dumb")):
+        return None
+    if "KITTY_WINDOW_ID" in environ or term in ("xterm-kitty", "xterm-ghostty") or program == "ghostty":
+        return "kitty"
+    return "iterm2" if program in ("iTerm.app", "WezTerm") or environ.get("LC_TERMINAL") == "iTerm2" else None
+
+
+def inline_picture(png: bytes, protocol: Protocol) -> str:
+    """The characters that make a terminal show a picture."""
+    data = base64.b64encode(png).decode("ascii")
+    if protocol == "iterm2":
+        return f"\x1b]1337;File=inline=1;size={len(png)};height={PICTURE_LINES};preserveAspectRatio=1:{data}\x07\n"
+    chunks = [data[at : at + _KITTY_CHUNK] for at in range(0, len(data), _KITTY_CHUNK)]
+    # q=2: the terminal must not answer, its answer would be taken for typing
+    heads = [f"a=T,f=100,q=2,r={PICTURE_LINES},", *[""] * (len(chunks) - 1)]
+    parts = [
+        f"\x1b_G{head}m={int(number < len(chunks))};{chunk}\x1b\\"
+        for number, (head, chunk) in enumerate(zip(heads, chunks, strict=True), 1)
+    ]
+    return "".join(parts) + "\n"
+
+
+class Pictures(NamedTuple):
+    """Where pictures go."""
+
+    folder: Path | None
+    terminal: Protocol | None
+
+    def show(self, env: Env, observation: Observation, turn: int, console: Console) -> None:
+        pixels: Any = observation.image
+        if self.folder is None and self.terminal is None:
+            return
+        if pixels is None and isinstance(env, ActionEnv):
+            pixels = env.state_image()
+        if pixels is None:
+            if turn == 0:
+                raise BadInput(f"environment '{env.name}' has no picture of its state; leave out --images and --save-images")
+            return
+        image = _in_one_line("the picture", lambda: Image.of(pixels))
+        if self.terminal is not None:
+            sys.stdout.write(inline_picture(image.png, self.terminal))
+            sys.stdout.flush()
+        if self.folder is not None:
+            path = self.folder / f"turn_{turn}.png"
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(image.png)
+            except OSError as error:
+                raise StorageError(
+                    f"cannot write picture '{path}': {error.strerror or error}; choose another --save-images folder"
+                ) from error
+            console.print(Text(f"Picture: {path}", style="dim"))
+
+
+def _play(env: Env, seed: int, pictures: Pictures, console: Console) -> None:
     observation = _in_one_line("reset", lambda: checked_observation(env.reset(seed)))
     console.print(Text(env.instructions), end="\n\n")
     short = " Short: the arrow keys, u d l r, or WASD in capitals, as in 'ru' for Right || Up." if _has_directions(env) else ""
     keys = f"Type what would stand between the answer tags.{short} Several lines: between two lines of {FENCE}, or @file. q quits."
     console.print(Text(keys, style="dim"), end="\n\n")
     total, turn = 0.0, 0
-    _show(env, observation, turn, folder, console)
+    _show(env, observation, turn, pictures, console)
     arrows = _has_directions(env) and sys.stdin.isatty() and importlib.util.find_spec("termios") is not None
     while (answer := _ask(console, arrows)) is not None:
         answer = _whole_answer(answer, console)
@@ -103,7 +183,7 @@ def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
         spelled = _spell_out(answer, env)
         step = _in_one_line(f"step {turn}", lambda: checked_step(env.step(spelled)))  # noqa: B023 - called at once
         total += step.reward
-        _show(env, step.observation, turn, folder, console)
+        _show(env, step.observation, turn, pictures, console)
         executed = step.info.get("executed")
         did = f"Executed: {', '.join(executed) or 'nothing'}. " if executed is not None else ""
         console.print(Text(f"{did}Reward {step.reward:g}, {total:g} so far.", style="dim"), end="\n\n")
@@ -204,30 +284,11 @@ def _after(turns: int, total: float) -> str:
     return f" after {turns} turn{'' if turns == 1 else 's'} with reward {total:g}."
 
 
-def _show(env: Env, observation: Observation, turn: int, folder: Path | None, console: Console) -> None:
+def _show(env: Env, observation: Observation, turn: int, pictures: Pictures, console: Console) -> None:
     styles = _STYLES.get(env.name, {})
     for line in observation.text.split("\n"):
         if styles and _GRID_LINE.fullmatch(line):
             console.print(Text.assemble(*((symbol, styles.get(symbol, "")) for symbol in line)))
         else:
             console.print(Text(line))
-    if folder is not None:
-        console.print(Text(f"Picture: {_save_image(env, observation, folder / f'turn_{turn}.png')}", style="dim"))
-
-
-def _save_image(env: Env, observation: Observation, path: Path) -> Path:
-    pixels: Any = observation.image
-    if pixels is None and isinstance(env, ActionEnv):
-        pixels = env.state_image()
-    if pixels is None:
-        raise BadInput(f"environment '{env.name}' has no picture of its state; leave out --save-images")
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingDependency("--save-images needs pillow, which is not installed; run: pip install pillow") from error
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)
-    except OSError as error:
-        raise StorageError(f"cannot write picture '{path}': {error.strerror or error}; choose another --save-images folder") from error
-    return path
+    pictures.show(env, observation, turn, console)

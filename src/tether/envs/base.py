@@ -140,6 +140,8 @@ class TurnEnv(ABC, Generic[OptionsT]):
     data files uses it (`tether envs --check --data`)."""
     default_few_shot: ClassVar[int] = 0
     """Worked examples that are shown as turns with the wording `example`, unless the option `few_shot` says how many."""
+    pictures: ClassVar[str] = ""
+    """When observations carry pictures, in a few words for people; empty: never."""
     owner_options: ClassVar[tuple[str, ...]] = ()
     """Options that decide which code runs or which files are read. Where the environment is served, its clients cannot set them."""
 
@@ -354,6 +356,7 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
     actions: ClassVar[tuple[str, ...]]
     """The names an answer may use; matched without regard to case."""
     Options: ClassVar[type[ActionOptions]]
+    pictures = "with observation=image or grid_image"
 
     # --- what a subclass supplies, besides `generate` ---
 

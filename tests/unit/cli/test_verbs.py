@@ -50,6 +50,7 @@ def test_envs(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["envs", "frozen_lake"]) == 0
     out = capsys.readouterr().out
     assert "slip" in out and "0.02" in out and tether.make_env("frozen_lake").reset(0).text in out
+    assert "Pictures: with observation=image or grid_image; see them with `tether play frozen_lake --images`." in out
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ Behind one of two doors is a prize: name the door. `BROKEN` lists every broken o
 """
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class Doors(TextEnv[DoorOptions]):
         return Outcome(f"The door opens. {blow}", float(right), done=True, success=right)
 
     def observe(self, head: str, body: str | None = None) -> Observation:
-        image = np.zeros((2, 2, 3), np.uint8) if self.options.observation == "image" else None
+        image = np.full((2, 2, 3), self.house % 251, np.uint8) if self.options.observation == "image" else None
         return Observation(super().observe(head, body).text, image)
 
 
@@ -425,6 +426,38 @@ class Echoes(Doors):
     def take(self, answer: str) -> Outcome:
         outcome = super().take(answer)
         return Outcome(f"You said {answer}.", outcome.reward, outcome.done, outcome.success, outcome.valid)
+
+
+@breaks("pictures", "seeds 0 to 9 are 10 instances that all have the same picture; draw what differs")
+class SamePicture(Doors):
+    def observe(self, head: str, body: str | None = None) -> Observation:
+        shown = super().observe(head, body)
+        return Observation(shown.text, None if shown.image is None else np.zeros((2, 2, 3), np.uint8))
+
+
+@breaks("pictures", "gives one picture here and another one in a second environment")
+class MoodyPicture(Doors):
+    made = 0
+
+    def __init__(self, options: DoorOptions | None = None) -> None:
+        super().__init__(options)
+        type(self).made += 1
+        self.mood = self.made
+
+    def observe(self, head: str, body: str | None = None) -> Observation:
+        shown = super().observe(head, body)
+        return Observation(shown.text, None if shown.image is None else shown.image + np.uint8(self.mood))
+
+
+@breaks("pictures", "with observation='image', the picture is the same after all of ")
+class StillPicture(Doors):
+    def take(self, answer: str) -> Outcome:
+        outcome = super().take(answer)
+        return replace(outcome, info={"executed": [answer]})
+
+    def observe(self, head: str, body: str | None = None) -> Observation:
+        shown = super().observe(head, body)
+        return shown if body is None or shown.image is None else Observation(shown.text, np.zeros((2, 2, 3), np.uint8))
 
 
 @breaks("pictures", "with observation='image', reset(0) gives the image None")

@@ -13,6 +13,7 @@ from tether.core.types import Observation, Step
 from tether.envs.checker import CheckReport, CheckResult, check_env, checks, episodes
 from tether.envs.checker.episodes import HUGE, ODD_ANSWERS, Answers, canonical, difference, play, replay, transcript
 from tether.envs.registry import ENVIRONMENTS, make_env
+from tether.envs.remote.http_server import serving
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -78,6 +79,13 @@ def test_the_whole_registry_passes_the_checks(name: str) -> None:
 def test_options_reach_the_environment(name: str, options: dict[str, Any]) -> None:
     report = check_env(name, episodes=60, **options)
     assert report.ok, str(report)
+
+
+@pytest.mark.usefixtures("here_only")
+def test_pictures_of_a_served_environment_are_checked() -> None:
+    with serving("frozen_lake", allow="*") as url:
+        results = {result.check: result for result in check_env(url, episodes=8).results}
+    assert results["pictures"].ok and not results["pictures"].skipped
 
 
 def test_a_callable_is_checked_as_far_as_its_options_are_known() -> None:

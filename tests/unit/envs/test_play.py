@@ -1,5 +1,6 @@
 """`tether play` as a person meets it: keys, pipes, pictures, endings."""
 
+import base64
 import os
 import pty
 import re
@@ -14,7 +15,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from tether.cli.play import EXAMPLES, play
+from tether.cli.play import EXAMPLES, inline_picture, play, terminal_protocol
 from tether.core.config import Settings
 from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, UnknownName
 from tether.core.types import Observation, Step
@@ -64,6 +65,49 @@ def test_pictures_are_saved(tmp_path: Path) -> None:
     assert (frames[0] != frames[1]).any()
 
 
+def test_images_are_files_where_the_terminal_shows_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = run([*LAKE, "--images"], "Left\n")
+    assert (
+        "See the image.\nPicture: play-images/turn_0.png\n" in output and "_P__" not in output
+    )  # observation=image, unless another is given
+    assert np.asarray(Image.open(tmp_path / "play-images" / "turn_1.png")).shape == (64, 64, 3)
+    assert "_P__\n__O_\n____\n_G__\nPicture: other/turn_0.png\n" in run(
+        [*LAKE, "--images", "--observation", "grid", "--save-images", "other"], ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "protocol"),
+    [
+        ({"TERM": "xterm-kitty"}, "kitty"),
+        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, "kitty"),
+        ({"TERM": "xterm-ghostty"}, "kitty"),
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"}, "iterm2"),
+        ({"TERM": "xterm-256color", "LC_TERMINAL": "iTerm2"}, "iterm2"),
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"}, "iterm2"),
+        ({"TERM": "screen-256color", "KITTY_WINDOW_ID": "1"}, None),  # would need sequences that screen and tmux pass on
+        ({"TERM": "xterm-kitty", "TMUX": "/tmp/tmux"}, None),
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "Apple_Terminal"}, None),
+        ({}, None),
+    ],
+)
+def test_which_terminals_show_pictures(environ: dict[str, str], protocol: str | None) -> None:
+    assert terminal_protocol(environ, is_terminal=True) == protocol
+    assert terminal_protocol(environ, is_terminal=False) is None
+
+
+def test_pictures_in_the_terminal_are_whole_files() -> None:
+    """As kitty and iTerm2 document it: base64 of the file, in chunks of 4096 or at once."""
+    png = bytes(range(256)) * 20
+    chunks = re.findall(r"\x1b_G(?:a=T,f=100,q=2,r=12,)?m=([01]);([^\x1b]{1,4096})\x1b\\", inline_picture(png, "kitty"))
+    assert [more for more, _ in chunks] == ["1", "0"] and base64.b64decode("".join(chunk for _, chunk in chunks)) == png
+    shown = re.fullmatch(
+        r"\x1b\]1337;File=inline=1;size=5120;height=12;preserveAspectRatio=1:([^\x07]+)\x07\n", inline_picture(png, "iterm2")
+    )
+    assert shown is not None and base64.b64decode(shown[1]) == png
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -72,7 +116,8 @@ def test_pictures_are_saved(tmp_path: Path) -> None:
         (["sokoban", "--split", "val"], ConfigError, "got 'val'"),
         (["sokoban", "--set", "boxs=2"], ConfigError, "did you mean 'boxes'"),
         (["sokoban", "--set", "boxes"], ConfigError, "write it as key=value"),
-        (["sokoban", "--observation", "image"], BadInput, "add --save-images DIR"),
+        (["sokoban", "--observation", "image"], BadInput, "add --images to see them, or --save-images DIR"),
+        (["countdown", "--images"], BadInput, "environment 'countdown' has no picture of its state; leave out --images"),
     ],
 )
 def test_mistakes_are_raised_as_errors_of_ours(arguments: list[str], error: type[Exception], message: str) -> None:
@@ -83,7 +128,7 @@ def test_mistakes_are_raised_as_errors_of_ours(arguments: list[str], error: type
 def test_help_ends_with_examples_line_by_line() -> None:
     lines = run(["--help"], "").rstrip().split("\n")
     assert '    echo "@solution.py" | tether play deepcoder' in lines[-1]
-    assert "tether play sokoban" in lines[-9]
+    assert "tether play sokoban" in lines[-10]
 
 
 def test_an_answer_may_have_several_lines(tmp_path: Path) -> None:
@@ -147,7 +192,11 @@ def _played_in_a_terminal(keys: bytes, *words: str) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="terminals differ")
-def test_arrow_keys_play_in_a_terminal() -> None:
-    """Right, a key too many, taken back, Down in the other form of the keys; then q."""
-    shown = _played_in_a_terminal(b"\x1b[C\x1b[A\x7f\x1bOB\nq\n", "frozen_lake", "--seed", "1")
+def test_arrow_keys_play_in_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Right, a key too many, taken back, Down in the other form of the keys; then q. The terminal says that it shows pictures."""
+    monkeypatch.setenv("TERM", "xterm-kitty")
+    monkeypatch.delenv("TMUX", raising=False)
+    monkeypatch.chdir(tmp_path)
+    shown = _played_in_a_terminal(b"\x1b[C\x1b[A\x7f\x1bOB\nq\n", "frozen_lake", "--seed", "1", "--images")
+    assert shown.count("See the image.\r\n\x1b_Ga=T,f=100,q=2,") == 2 and not list(tmp_path.iterdir())
     assert "Executed: Right, Down." in shown and "Stopped after 1 turn" in shown

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from numbers import Real
 from typing import Any, get_args
@@ -77,6 +77,8 @@ SPLIT_SEEDS = 300
 INSTANCE_SEEDS = 50
 """Seeds among which at least two instances have to differ."""
 ENV_SEED_SEEDS = 10
+PICTURE_SEEDS = 10
+PICTURE_EPISODES = 5
 _TOLERANCE = 1e-9
 """Sums of rewards may miss their bound by rounding."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -361,16 +363,36 @@ def rendering(tested: EnvUnderTest) -> Iterator[str]:
 
 
 def pictures(tested: EnvUnderTest) -> Iterator[str]:
-    """With observation=image there is a picture to see."""
-    try:
-        if "observation" not in tested.option_names:
+    """In a mode with pictures there is one to see, the same for the same seed, and not the same for all states."""
+    mode, make = "", tested.factory.make
+    if getattr(tested.fresh, "shows_images", False) is not True:
+        served = getattr(tested.fresh, "options", None)  # a dictionary, where a server plays
+        if "observation" not in (served if isinstance(served, dict) else tested.option_names):
             raise NotApplicable("it has no image mode")
-        env = tested.factory.make(observation="image")
-    except ConfigError as error:
+        mode, make = "with observation='image', ", partial(make, observation="image")
+    try:
+        env, again = make(), make()
+    except (ConfigError, BadInput) as error:
         raise NotApplicable("it has no image mode") from error
-    image = getattr(env.reset(0), "image", None)
-    if not _is_picture(image):
-        yield f"with observation='image', reset(0) gives the image {_kind(image)}; it has to be uint8 [height, width, 3]"
+    seen: dict[str, bytes] = {}
+    for seed in range(PICTURE_SEEDS):
+        with environment_boundary(f"reset({seed})"):
+            image: Any = getattr(env.reset(seed), "image", None)
+            twin: Any = getattr(again.reset(seed), "image", None)
+            instance = str(getattr(env, "instance", seed))
+        if not _is_picture(image):
+            yield f"{mode}reset({seed}) gives the image {_kind(image)}; it has to be uint8 [height, width, 3]"
+            return
+        if not np.array_equal(image, twin):
+            yield f"{mode}reset({seed}) gives one picture here and another one in a second environment"
+        seen[instance] = image.tobytes()
+    if mode and len(seen) > 1 and len(set(seen.values())) == 1:
+        yield f"{mode}seeds 0 to {PICTURE_SEEDS - 1} are {len(seen)} instances that all have the same picture; draw what differs"
+    played = [replay(env, episode) for episode in tested.repeated[:PICTURE_EPISODES]] if mode else []
+    steps = [step for episode in played for _, step in episode.proper_steps if step.info.get("executed")]
+    shown = {step.observation.image.tobytes() for step in steps if step.observation.image is not None}
+    if len(steps) > 1 and len(shown) < 2:
+        yield f"{mode}the picture is the same after all of {len(steps)} steps that executed actions; draw the state as it is now"
 
 
 CHECKS = (
