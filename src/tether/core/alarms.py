@@ -21,6 +21,8 @@ class AlarmName(StrEnum):
     """Reasoning becomes more varied within a prompt and less different between prompts."""
     INPUT_AGNOSTIC_TEXT = "input_agnostic_text"
     """Responses are well formed and do not depend on the prompt."""
+    IMAGE_IGNORED = "image_ignored"
+    """The reasoning is as likely with the images of another episode: the agent has stopped looking, or never looked."""
     REWARD_VARIANCE_COLLAPSE = "reward_variance_collapse"
     """The members of a group earn the same reward although they do not all succeed."""
     REPEATED_TEXT = "repeated_text"

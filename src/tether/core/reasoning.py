@@ -16,6 +16,9 @@ of the information must end below half of what would be called tied. A dependenc
 only if the intervals end there too. Where they reach further, it cannot be told. The regime is of one piece with the verdict: where that cannot be told there is none, a verdict of
 collapse has that collapse as its regime, and reasoning that is tied to its input is never in a regime of collapse.
 
+**Images.** Where prompts hold images, the same reasoning was also scored with those of another episode. The image is ignored where the interval of what
+a token loses then holds 0, and ends below half of what would be called tied, in nats per reasoning. It is named beside the code, which is about the prompt as a whole.
+
 Three things bend the rule on signals:
 
 - Text that can be predicted from its prompt need not be about it. Where most reasonings fit one and the same other prompt, the verdict is misplaced.
@@ -102,6 +105,12 @@ NEXT_STEPS = {
     VerdictCode.CANNOT_BE_TOLD: f"This is neither good nor bad news: measure more prompts, or score with a larger model, such as {LARGER_MODEL}.",
 }
 """Whether a verdict is good, and what to do next."""
+IMAGE_IGNORED = "The image is ignored."
+LOOK_AGAIN = (
+    "This is template collapse in what the agent sees: return to a checkpoint from before it, keep only prompts with signal (lower filter.keep), and "
+    "check that the text does not tell what the image shows (env.options.observation)."
+)
+"""What to do where the image is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +190,31 @@ class Start:
     mi_seq: float
 
 
+@dataclass(frozen=True, slots=True)
+class ImageEvidence:
+    """What a token of the reasoning loses with the images of another episode, in nats, and its 95% interval."""
+
+    swapped: float
+    low: float
+    high: float
+    tokens: float
+    """Of a reasoning, on average."""
+    num_prompts: int
+    """Prompts whose images were swapped."""
+
+    @property
+    def is_ignored(self) -> bool:
+        return self.low <= 0 and self.tokens * self.high < REACH * math.log(max(2, self.num_prompts))
+
+    def words(self) -> str:
+        ends = f"{self.swapped:.3g} nats a token, {self.low:.3g} to {self.high:.3g}"
+        if self.is_ignored:
+            return f"The reasoning is as likely with the images of another episode ({ends} less): it does not depend on the image."
+        if self.low > 0:
+            return f"With the images of another episode the reasoning is less likely ({ends}): it depends on the image."
+        return f"Whether it depends on the image cannot be told: with those of another episode it loses {ends}; more prompts are needed."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Everything a verdict is made from. What was not measured has its default."""
@@ -207,6 +241,7 @@ class Evidence:
     """Share of the reasonings that the scores find to fit one and the same other prompt better, and its p-value."""
     texts: Texts | None = None
     without_reasoning: MissingReasoning = MissingReasoning()
+    images: ImageEvidence | None = None
 
     @property
     def is_sufficient(self) -> bool:
@@ -272,6 +307,8 @@ class Verdict:
     evidence: tuple[Signal, ...] = ()
     regime: Regime | None = None
     """None where the code is cannot_be_told or misplaced, and where no start is known."""
+    image_ignored: bool = False
+    """Prompts hold images, and the reasoning does not depend on them."""
 
     @property
     def label(self) -> str:
@@ -281,6 +318,8 @@ class Verdict:
     @property
     def next_step(self) -> str:
         """Whether this is good, and what to do next."""
+        if self.image_ignored and self.code not in COLLAPSES:
+            return LOOK_AGAIN
         fell = self.regime in (Regime.TEMPLATE_COLLAPSE, Regime.LOW_ENTROPY_COLLAPSE)
         return NEXT_STEPS[VerdictCode(self.regime.replace(" ", "_").replace("-", "_")) if fell and self.regime else self.code]
 
@@ -300,8 +339,12 @@ def judge(found: Evidence, start: Start | None = None) -> Verdict:
         f"{found.scorer} is a weak judge of this text: it finds reasonings likelier under other prompts than under their own, so its "
         "information is not given."
     ]
+    seen = found.images if found.is_sufficient else None
     reasons = [*(weak if found.is_weak else ()), *_missing_words(found.without_reasoning, of_text), *reasons, *_numbers(found)]
-    return Verdict(code, HEADLINES[code], tuple(reasons), effect, found.signals, _regime(code, found, start))
+    reasons += [seen.words()] if seen is not None else []
+    ignored = seen is not None and seen.is_ignored
+    headline = f"{HEADLINES[code]} {IMAGE_IGNORED}" if ignored else HEADLINES[code]
+    return Verdict(code, headline, tuple(reasons), effect, found.signals, _regime(code, found, start), ignored)
 
 
 def recorded_evidence(metrics: Mapping[str, float], scorer: str = "The run's scorer") -> Evidence | None:
@@ -337,7 +380,22 @@ def recorded_evidence(metrics: Mapping[str, float], scorer: str = "The run's sco
         mi_p_value=mi_p_value,
         h_conditional=values.get("h_conditional"),
         scorer=scorer,
+        images=_recorded_images(values),
     )
+
+
+def _recorded_images(values: Mapping[str, float]) -> ImageEvidence | None:
+    """What was measured with other images; None where prompts hold none."""
+    if not {"image_swapped", "image_swapped_low", "image_swapped_high", "image_prompts"} <= values.keys():
+        return None
+    ends = (values["image_swapped"], values["image_swapped_low"], values["image_swapped_high"])
+    return ImageEvidence(*ends, mean_tokens(values), round(values["image_prompts"]))
+
+
+def mean_tokens(values: Mapping[str, float]) -> float:
+    """Tokens of a reasoning, as its two entropies tell them."""
+    per_token, whole = values.get("h_conditional", 0.0), values.get("h_conditional_seq", 0.0)
+    return whole / per_token if per_token > 0 and whole > 0 else 1.0
 
 
 def _decided(found: Evidence, effect: float, start: Start | None) -> tuple[VerdictCode, list[str]]:

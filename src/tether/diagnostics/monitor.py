@@ -41,6 +41,7 @@ from tether.core.types import Group
 from tether.diagnostics.alarms.repetition import repetition_metrics
 from tether.diagnostics.alarms.tracker import AlarmTracker
 from tether.diagnostics.cross_score import cross_score
+from tether.diagnostics.image_dependence import ImageDependence, measure_images
 from tether.diagnostics.information import Information, measure_information
 from tether.diagnostics.logger import TetherLogger, agreed_value, generation_metrics, read_generations
 from tether.diagnostics.pairs import (
@@ -371,12 +372,12 @@ class Monitor:
                 continue
             left -= pairs.cost
             try:
-                information, error = self._measure(part, step, pairs)
+                information, error, seen = self._measure(part, step, pairs)
             except TetherError as failure:
                 _fail(part, failure, health)
                 continue
             (health.calls if part.of_calls else health.information)[part.scope] = information
-            values.update(_metrics(information), sampling_error=error)
+            values.update({**_metrics(information), **seen.metrics}, sampling_error=error)
             if is_verdict:
                 # From the metrics that go on record: a report reads the same verdict from them.
                 evidence = recorded_evidence({f"information/{name}": value for name, value in values.items()}, "The scorer")
@@ -429,10 +430,14 @@ class Monitor:
     def _rng(self, part: _Part, step: int) -> np.random.Generator:
         return generator("diagnosis", self._seed, step, part.name)
 
-    def _measure(self, part: _Part, step: int, pairs: Pairs) -> tuple[Information, float]:
-        """The information of these pairs, and the standard error that leaving reasonings out adds to MI-Seq-Est."""
+    def _measure(self, part: _Part, step: int, pairs: Pairs) -> tuple[Information, float, ImageDependence]:
+        """The information of these pairs, the standard error that leaving reasonings out adds to MI-Seq-Est, and what the images tell."""
         with memory_boundary("diagnosis", NO_MEMORY):
             scores = cross_score(self.scorer, pairs.prompts, pairs.reasonings)
+            own = scores[np.arange(len(scores)), pairs.source]
+            # Not by step: a probe is compared with itself, so the same other images are lent every time.
+            seed = derive_seed("images", self._seed, part.name)
+            seen = measure_images(self.scorer, pairs.prompts, pairs.reasonings, pairs.source, own, resamples=RESAMPLES, seed=seed)
         information = measure_information(
             scores,
             pairs.lengths,
@@ -443,8 +448,7 @@ class Monitor:
             seed=derive_seed("resampling", self._seed, step, part.name),
         )
         self._sigma_ema[part.name] = information.sigma_ema
-        gains = scores[np.arange(len(scores)), pairs.source] - np.logaddexp.reduce(scores, axis=1)
-        return information, sampling_error(gains, pairs.population)
+        return information, sampling_error(own - np.logaddexp.reduce(scores, axis=1), pairs.population), seen
 
     def _computed(
         self,

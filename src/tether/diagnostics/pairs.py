@@ -23,10 +23,13 @@ import numpy as np
 
 from tether.core.enums import StopReason
 from tether.core.errors import BadInput
+from tether.core.images import Image, has_images
 from tether.core.types import AGENT, Group, Trajectory
 
 Ids = tuple[int, ...]
 TokensOrText = Sequence[int] | str
+OTHER_IMAGES = 2
+"""How often a reasoning is scored with other images: those of another episode, and blank ones."""
 Lead = TypeVar("Lead", str, Ids)
 """What stands before the reasoning in a response, as text or as token ids."""
 
@@ -58,6 +61,8 @@ class ProbeRows:
     """Episodes that an environment error ended; they are in no row."""
     notes: Sequence[str] = ()
     """What to put on the record beside the numbers."""
+    images: Sequence[Image] = ()
+    """The pictures of the prompts, so that they are held until all is scored."""
 
 
 @dataclass(slots=True)
@@ -85,8 +90,10 @@ class Pairs:
 
     @property
     def cost(self) -> int:
-        """Tokens that cross-scoring computes: every prompt once, every reasoning under every prompt."""
-        return sum(map(len, self.prompts)) + len(self.prompts) * sum(self.lengths)
+        """Tokens that scoring computes: every prompt once, every reasoning under every prompt; where there are images, both twice more with others."""
+        prompts, reasonings = sum(map(len, self.prompts)), sum(self.lengths)
+        again = OTHER_IMAGES * (prompts + reasonings) if any(map(has_images, self.prompts)) else 0
+        return prompts + len(self.prompts) * reasonings + again
 
     def only(self, rows: Iterable[int]) -> "Pairs":
         """These reasonings against all prompts, so that means over reasonings keep their expectation."""
@@ -172,6 +179,7 @@ def probe_rows(groups: Sequence[Group]) -> ProbeRows:
         reasonings=[turn.reasoning_ids for turn in firsts],
         tokens_sampled=sum(len(turn.context_ids) + len(turn.response_ids) for turn in firsts),
         errors=sum(len(group.errored) for group in groups),
+        images=tuple(image for turn in firsts for image in turn.images),
     )
 
 

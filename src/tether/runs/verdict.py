@@ -224,6 +224,7 @@ def tiles(records: Sequence[StepRecord]) -> list[Tile]:
     return [
         first,
         _tile(records, "Retrieval accuracy", "information/retrieval_acc", exact_percent, _retrieval_note(records)),
+        *_image_tile(records),
         Tile("Regime", labels[-1] if labels else "—", f"{labels[0]} at the start" if labels else "not measured"),
         _tile(records, "Information (MI), nats", "information/mi_seq", number, _ends_words(records, "information/mi_seq")),
         _tile(records, "Diversity H(Z|X), nats", "information/h_conditional", number, _ends_words(records, "information/h_conditional")),
@@ -243,6 +244,14 @@ def _retrieval_note(records: Sequence[StepRecord]) -> str:
     if "information/chance" in last:
         words.append(f"{exact_percent(last['information/chance'])} is chance")
     return "; ".join(words)
+
+
+def _image_tile(records: Sequence[StepRecord]) -> list[Tile]:
+    """What a token loses with the images of another episode; none for a run without images."""
+    name = "information/image_swapped"
+    if _last(records, name) is None:
+        return []
+    return [_tile(records, "Loss with other images, nats", name, number, _ends_words(records, name))]
 
 
 def _tile(records: Sequence[StepRecord], label: str, metric: str, show: Callable[[float], str], note: str = "") -> Tile:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tether.core.alarms import Alarm, AlarmName, Evidence, Severity
 from tether.core.config import known_keys
 from tether.core.metrics import is_catalogued
-from tether.diagnostics.alarms.rules import NEVER_INFORMED, RULES, Advice
+from tether.diagnostics.alarms.rules import NEVER_INFORMED, NEVER_LOOKED, RULES, Advice
 from tether.diagnostics.alarms.tracker import StepReasoning, check, steps_standing
 from tether.diagnostics.settings import AlarmRules
 from tether.runs.schema import StepRecord
@@ -119,6 +119,48 @@ def test_information_falls_gravely_once_success_fell_too() -> None:
 def test_one_or_two_wild_measurements_raise_nothing(dip: int) -> None:
     assert steps_standing(_run(150, mi=lambda step: 0.01 if 70 <= step < 70 + 5 * dip else 0.6 * _noise(step))) == {}
     assert steps_standing(_run(150, groups__rv_mean=lambda step: 0.0 if 70 <= step < 70 + dip else 0.2 * _noise(step))) == {}
+
+
+def _seeing(level: Level, margin: float = 0.004, **levels: Level) -> list[StepRecord]:
+    """A run with images, in which the reasoning loses so much with those of another episode."""
+    ends = {
+        f"information__image_swapped{end}": lambda step, by=by: level(step) + by
+        for end, by in (("", 0), ("_low", -margin), ("_high", margin))
+    }
+    others = {"information__image_prompts": lambda step: 8.0, "information__h_conditional_seq": lambda step: 40.0}
+    return _run(100, **{**ends, **others, **levels})
+
+
+def test_an_agent_that_stops_looking() -> None:
+    (alarm,) = check(_seeing(_drop(50, 0.2, 0.0)))
+    assert (alarm.name, alarm.severity, alarm.began) == (AlarmName.IMAGE_IGNORED, Severity.CRITICAL, 66)
+    (evidence,) = alarm.evidence
+    assert str(evidence) == (
+        "information/image_swapped 0 in steps 81-96 (mean of 4 measurements, 95% interval -0.002 to 0.002 over 32 prompts holds 0)"
+    )
+    assert "stopped looking" in alarm.cause
+
+
+def test_an_agent_that_looks_less() -> None:
+    (alarm,) = check(_seeing(_drop(50, 0.2, 0.04), margin=0.001))
+    assert (alarm.name, alarm.severity, alarm.began) == (AlarmName.IMAGE_IGNORED, Severity.WARNING, 66)
+    assert check(_seeing(_drop(50, 0.2, 0.06), margin=0.001)) == [], "above a quarter of its best"
+
+
+def test_an_agent_that_never_looked() -> None:
+    (alarm,) = check(_seeing(lambda step: 0.001))
+    assert (alarm.name, alarm.severity, alarm.cause) == (AlarmName.IMAGE_IGNORED, Severity.WARNING, NEVER_LOOKED.cause)
+
+
+def test_no_alarm_about_images_without_evidence() -> None:
+    assert check(_seeing(lambda step: 0.001, margin=0.1)) == [], "the interval reaches far: 40 tokens of 0.05 nats are two bits and more"
+    assert check(_seeing(lambda step: 0.001, information__image_prompts=lambda step: 4.0)) == []
+    fixed = check(
+        _seeing(_drop(50, 0.2, 0.0), information__h_conditional=_drop(50, 1.0, 0.2), information__h_conditional_seq=_drop(50, 40, 8))
+    )
+    assert fixed == [], "reasoning that no longer varies is another alarm's"
+    probe = _seeing(lambda step: 0.003, margin=0.004, information__probe_tokens_sampled=lambda step: 9.0)
+    assert _names(check(probe)) == ["image_ignored"] and check(_seeing(lambda step: 0.003, margin=0.004)) == []
 
 
 def test_entropy_up_while_information_falls() -> None:

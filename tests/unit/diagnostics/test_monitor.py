@@ -91,8 +91,8 @@ def test_every_metric_is_in_the_catalogue(groups: list[Group], scorer: Any, obse
     metrics = StepMetrics()
     for section, values in health.metrics.items():
         metrics.put(section, values)
-    of_a_probe = re.compile(r"information/(probe_.*|.*_change(_low|_high)?)")
-    named = {name.partition("/")[2] for name in CATALOGUE if name.startswith("information/") and not of_a_probe.fullmatch(name)}
+    elsewhere = re.compile(r"information/(probe_.*|image_.*|.*_change(_low|_high)?)")
+    named = {name.partition("/")[2] for name in CATALOGUE if name.startswith("information/") and not elsewhere.fullmatch(name)}
     assert all(values.keys() == named for values in health.metrics.values())
 
 

@@ -11,8 +11,9 @@ from statistics import fmean
 
 from tether.algorithms.filters.scores import ZERO
 from tether.core.alarms import AlarmName, Evidence, Severity
+from tether.core.enums import REGIME_FRACTION
 from tether.core.metrics import wilson_interval
-from tether.core.reasoning import FEWEST_PROMPTS, REACH
+from tether.core.reasoning import FEWEST_PROMPTS, REACH, ImageEvidence, mean_tokens
 from tether.core.types import AGENT
 from tether.diagnostics.alarms.history import INFORMATION, History, Shift, fall, rise
 from tether.diagnostics.settings import AlarmRules
@@ -55,6 +56,13 @@ NEVER_INFORMED = Advice(
     "compare prompts in the report, vary the tasks more (env.options, rollout.num_groups), or start from a stronger model.name",
 )
 """Replaces the usual advice where retrieval was at chance from the first measurements on: nothing collapsed."""
+
+
+NEVER_LOOKED = Advice(
+    "the reasoning has not depended on the image since the run began: the text tells what the image shows, or the model does not see it",
+    "compare reasonings and pictures in the report, leave the state out of the text (env.options.observation), or start from a model.name that reads such pictures",
+)
+"""Replaces the usual advice where the image was ignored from the first measurements on."""
 
 
 def _rule(name: AlarmName, cause: str, remedy: str) -> Callable[[Check], Check]:
@@ -130,6 +138,33 @@ def _input_agnostic_text(history: History, rules: AlarmRules) -> Finding | None:
         return None
     test = f"median of {len(valid)}, at least {rules.valid_share:g}"
     return Finding(Severity.CRITICAL, (Evidence("rollout/format_valid", valid.median, valid.span, test), evidence))
+
+
+@_rule(
+    AlarmName.IMAGE_IGNORED,
+    "the agent has stopped looking, which is template collapse in what it sees: reward can be had without the picture, or updates on prompts with little "
+    "reward variance remove what tells pictures apart",
+    "return to a checkpoint from before this step, train only on prompts with signal (filter.strategy top_p, lower filter.keep), lower "
+    "algorithm.entropy_coef, and check that the text does not tell what the image shows (env.options.observation)",
+)
+def _image_ignored(history: History, rules: AlarmRules) -> Finding | None:
+    """Where the reasoning itself no longer varies, that is another alarm's."""
+    measured = history["information/image_swapped"]
+    recent = measured.recent(rules.recent_steps, rules.recent_measurements)
+    first = measured.early(rules.start_steps, rules.start_measurements)
+    varies, varied = (history["information/h_conditional"].at(window.steps) for window in (recent, first))
+    if min(len(recent), len(varies)) < rules.recent_measurements or not varied.values or varies.median < REGIME_FRACTION * varied.median:
+        return None
+    evidence = _blind_evidence(history, rules)
+    if evidence is not None:
+        start = measured.early(rules.recent_steps, rules.recent_measurements)
+        never = _blind_evidence(history.until(start.steps[-1]), rules) is not None
+        return Finding(Severity.WARNING, (evidence,), NEVER_LOOKED) if never else Finding(Severity.CRITICAL, (evidence,))
+    earlier = measured.without_last(len(recent))
+    if len(earlier) < rules.start_measurements:
+        return None
+    shift = fall(earlier.best(len(first)), recent, rules.image_share, rules.measured_p)
+    return Finding(Severity.WARNING, (_evidence("information/image_swapped", shift),)) if shift else None
 
 
 @_rule(
@@ -323,6 +358,29 @@ def _information_shift(history: History, rules: AlarmRules) -> Shift | None:
     if len(start) < rules.start_measurements:
         return None
     return fall(earlier.best(len(start)), recent, rules.information_share, rules.measured_p)
+
+
+def _blind_evidence(history: History, rules: AlarmRules) -> Evidence | None:
+    """What the reasoning loses with the images of another episode is nothing, over the recent measurements, or None.
+
+    Errors of measurements on prompts of their own shrink with their number; those of a fixed probe do not. As for a verdict, an interval that
+    reaches far is no evidence.
+    """
+    recent = history["information/image_swapped"].recent(rules.recent_steps, rules.recent_measurements)
+    names = ("image_swapped_low", "image_swapped_high", "image_prompts", "h_conditional", "h_conditional_seq")
+    series = {name: history[f"information/{name}"].at(recent.steps) for name in names}
+    if min(len(recent), *map(len, series.values())) < max(1, rules.recent_measurements):
+        return None
+    prompts = series["image_prompts"].values
+    is_fixed = bool(history["information/probe_tokens_sampled"].at(recent.steps).steps)
+    shrunk = math.sqrt(1 if is_fixed else len(recent))
+    low, high = (recent.mean + (series[name].mean - recent.mean) / shrunk for name in ("image_swapped_low", "image_swapped_high"))
+    tokens = mean_tokens({name: series[name].mean for name in ("h_conditional", "h_conditional_seq")})
+    found = ImageEvidence(recent.mean, low, high, tokens, round(min(prompts)))
+    if min(prompts) < FEWEST_PROMPTS or not found.is_ignored:
+        return None
+    test = f"mean of {len(recent)} measurements, 95% interval {low:.3g} to {high:.3g} over {round(min(prompts) if is_fixed else sum(prompts))} prompts holds 0"
+    return Evidence("information/image_swapped", recent.mean, recent.span, test)
 
 
 def _success_shift(history: History, rules: AlarmRules) -> Shift | None:
