@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -53,10 +54,11 @@ def _compare_ranks() -> ModuleType:
 class Driver:
     """Runs the trials one after the other, each on processes of its own; what they found goes into a dictionary by their name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, with_long: bool) -> None:
         from tether.models.load import load_model
 
-        self.ranks, self.folder = _compare_ranks(), folder
+        self.ranks, self.folder, self.with_long = _compare_ranks(), folder, with_long
+        self.ranks.KINDS["both"] = self.ranks.KINDS["filtered"] + " --also countdown"
         load_model("tiny", device="cpu")  # what a first load prepares is inherited by every rank
 
     def run(self, name: str, size: int, words: list[str], prepare: Callable[[int], None] = lambda rank: None) -> list[int]:
@@ -107,22 +109,23 @@ class Driver:
         return self.equal(self.folder / "ppo-1", self.new("ppo-fsdp", 2, "ppo", "learner.sharding=fsdp"), 2)
 
     def resumed(self) -> dict[str, Any]:
-        """Two ranks with FSDP, then one, then two with ZeRO-1, beside one that was never stopped."""
+        """The killed run, on two ranks with FSDP: from its checkpoint on one rank, and in the long tests then on two, beside one never stopped."""
         name = "resumed"
-        straight, run = self.folder / "filtered-1", self.new(name, 2, "filtered", "steps=1", "learner.sharding=fsdp", *LONGER)
-        self.resume(name, 1, "--steps", "2", "--set", "learner.sharding=zero1")
-        self.resume(name, 2, "--steps", "3")
+        straight, run = self.folder / "both-1", self.folder / name
+        self.resume(name, 1, "--steps", "2")
+        if self.with_long:
+            self.resume(name, 2, "--steps", "3", "--set", "learner.sharding=zero1")
         stores = [self.ranks.RunStore.open(folder) for folder in (straight, run)]
         turns = [self.ranks.turns_of(store, "train") for store in stores]
         return {"same turns": turns[0] == turns[1], "apart": self.ranks.distances(*stores)}
 
     def troubled(self) -> dict[str, Any]:
         """A rollout, updates and a diagnosis that fail on one rank of two in step 1, and Ctrl-C that reaches this rank alone in step 2."""
-        run = self.folder / "troubled"
+        run, alone = self.folder / "troubled", self.new("mixed-1", 1, "mixed")
         codes = self.run("troubled", 2, self.ranks.words_of("mixed", run, QUICK), _trouble)
         records = {record.step: record for record in self.ranks.RunStore.open(run).steps()}
         numbers = {name: records[1].metrics[f"update/{name}"] for name in ("nonfinite", "num_updates", "memory_retries")}
-        turns = [self.ranks.turns_of(self.ranks.RunStore.open(folder), "train") for folder in (self.folder / "mixed-1", run)]
+        turns = [self.ranks.turns_of(self.ranks.RunStore.open(folder), "train") for folder in (alone, run)]
         return {
             **numbers,
             "notes": [note for record in records.values() for note in record.notes],
@@ -138,13 +141,16 @@ class Driver:
         return {(self.folder / f"{name}.rank{rank}").read_text() for rank in range(2)}
 
     def killed(self) -> dict[str, Any]:
-        """A rank of a run with two environments dies in the first update of step 2; then the run goes on."""
-        out, alone = self.folder / "killed", self.new("mixed-1", 1, "mixed")
+        """A rank of a run with FSDP, a filter and two environments dies in the first update of step 2; then the run goes on with ZeRO-1."""
+        chosen = [*LONGER, f"steps={3 if self.with_long else 2}"]
+        out, alone = self.folder / "killed", self.new("both-1", 1, "both", *chosen)
         start = time.monotonic()
-        codes = self.run("killed", 2, self.ranks.words_of("mixed", out, QUICK), _dying)
+        codes = self.run("killed", 2, self.ranks.words_of("both", out, [*QUICK, *chosen, "learner.sharding=fsdp"]), _dying)
         seconds, log = time.monotonic() - start, self.log("killed")
-        self.resume("killed", 2)
-        return {"codes": codes, "seconds": seconds, "log": log, "differences": self.ranks.differences(alone, out, 2)}
+        shutil.copytree(out, self.folder / "resumed")
+        self.resume("killed", 2, "--set", "learner.sharding=zero1")
+        updates = sum(record.metrics.get("update/num_updates", 0) for record in self.ranks.RunStore.open(out).steps())
+        return {"codes": codes, "seconds": seconds, "log": log, "updates": updates, "differences": self.ranks.differences(alone, out, 2)}
 
     def served(self) -> dict[str, Any]:
         """Two ranks that sample from two `tether serve`, beside one rank with one server."""
@@ -345,9 +351,14 @@ def _trouble(rank: int) -> None:
 
 def _dying(rank: int) -> None:
     from tether.training.learner import Learner
+    from tether.training.loop import Trainer
+
+    def die_in_the_update(real: Any, *args: Any, **kwargs: Any) -> Any:
+        _counted(Learner, "_backward", {1: lambda *_: os.kill(os.getpid(), signal.SIGKILL)})
+        return real(*args, **kwargs)
 
     if rank == 1:
-        _counted(Learner, "_backward", {4: lambda real, *args: os.kill(os.getpid(), signal.SIGKILL)})  # step 1 has three minibatches
+        _counted(Trainer, "train_step", {2: die_in_the_update})
 
 
 def _literal_update(rank: int) -> dict[str, Any]:
@@ -660,20 +671,20 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-LONG = ("ppo", "sharded", "troubled", "served", "served_killed", "served_ahead", "served_divided")
+LONG = ("filtered", "ppo", "sharded", "troubled", "served", "served_killed", "served_ahead", "served_divided")
 """Trials of the tests that are marked long."""
 
 
 def drive(folder: Path, with_long: bool) -> None:
-    driver = Driver(folder)
+    driver = Driver(folder, with_long)
     os.environ["TETHER_STATES"] = str(folder / "states.pt")
     trials: dict[str, Callable[[], dict[str, Any]]] = {
         "optimizer": driver.optimizer,
         "filtered": lambda: driver.same("filtered"),
         "ppo": lambda: driver.same("ppo"),
         "sharded": driver.sharded,
-        "resumed": driver.resumed,
         "killed": driver.killed,
+        "resumed": driver.resumed,
         "troubled": driver.troubled,
         "served": driver.served,
         "served_killed": driver.served_killed,
@@ -702,7 +713,8 @@ def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     return json.loads((folder / "found.json").read_text())
 
 
-@pytest.mark.parametrize("kind", ["filtered", pytest.param("ppo", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["filtered", "ppo"])
 def test_two_ranks_are_one(kind: str, found: dict[str, Any]) -> None:
     """Three groups are uneven shares; PPO has one group, so the second rank plays none."""
     assert found[kind]["differences"] == [] and found[kind]["ranks"] == 2
@@ -757,10 +769,10 @@ def test_trouble_on_one_rank_is_everybodys(found: dict[str, Any]) -> None:
     assert "2 updates were skipped: their gradient was not finite" in notes
 
 
-def test_a_killed_rank_ends_the_others_and_the_run_goes_on(found: dict[str, Any]) -> None:
-    """Two environments in one run; what was resumed is the run of one rank."""
+def test_two_ranks_of_which_one_is_killed_and_resumed_are_one(found: dict[str, Any]) -> None:
+    """Three groups of two environments, with a filter: the run of two ranks is that of one; a killed rank ends the other with a line."""
     killed = found["killed"]
-    assert killed["codes"] == [1, -signal.SIGKILL] and killed["differences"] == []
+    assert killed["codes"] == [1, -signal.SIGKILL] and killed["differences"] == [] and killed["updates"] >= 2
     (line,) = [line for line in killed["log"].splitlines() if line.startswith("tether: ")]
     assert line.startswith("tether: rank 0 of 2: another rank has ended during ") and line.endswith("with --resume")
 
