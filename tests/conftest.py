@@ -10,7 +10,9 @@ if shutil.which("nvidia-smi") is None:  # without a GPU, kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "1"
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+import functools
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +23,16 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
         if {"gpu", "device"} & set(getattr(item, "fixturenames", ())) or hasattr(getattr(item, "module", None), "DEVICE"):
             item.add_marker("gpu")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_read_once() -> Iterator[None]:
+    """Every client of httpx reads the file of the world's certificates anew, for 40 ms of processor time, even where it only speaks plain HTTP."""
+    real = ssl.create_default_context
+    cached = functools.cache(lambda cafile: real(cafile=cafile))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", lambda *args, **more: real(*args, **more) if args or [*more] != ["cafile"] else cached(**more))
+        yield
 
 
 @pytest.fixture(scope="session")
