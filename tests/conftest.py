@@ -11,6 +11,7 @@ if shutil.which("nvidia-smi") is None:  # without a GPU, kernels are interpreted
 
 import copy
 import functools
+import gc
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -23,6 +24,12 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
         if {"gpu", "device"} & set(getattr(item, "fixturenames", ())) or hasattr(getattr(item, "module", None), "DEVICE"):
             item.add_marker("gpu")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported so far stays: no collection of garbage looks through it again, which takes 0.4 s each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
