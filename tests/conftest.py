@@ -38,7 +38,9 @@ def _certificates_are_read_once() -> Iterator[None]:
     real = ssl.create_default_context
     cached = functools.cache(lambda cafile: real(cafile=cafile))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ssl, "create_default_context", lambda *args, **more: real(*args, **more) if args or [*more] != ["cafile"] else cached(**more))
+        patch.setattr(
+            ssl, "create_default_context", lambda *args, **more: real(*args, **more) if args or [*more] != ["cafile"] else cached(**more)
+        )
         yield
 
 

@@ -1,5 +1,6 @@
 """A small random model and batches written by hand, for tests of what an update does."""
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -44,11 +45,15 @@ def small_llama() -> Callable[..., Any]:
     return build
 
 
-@pytest.fixture(scope="module")
-def small_policy(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Callable[[int], str]:
-    """`small_policy(layers)`: the folder of a model of random weights with the words of `tiny`, for whole runs that must be quick."""
+@pytest.fixture(scope="session")
+def small_policy(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Callable[..., str]:
+    """`small_policy(layers)`: the folder of a model of random weights with the words of `tiny`, for whole runs that must be quick.
 
-    def save(layers: int) -> str:
+    With `closes` every fourth or so of its tokens closes the reasoning, which a diagnosis needs: the first dimension is the same for all words.
+    """
+
+    @functools.cache
+    def save(layers: int, closes: bool = False) -> str:
         folder = tmp_path_factory.mktemp("small")
         torch.manual_seed(0)
         config = hf.LlamaConfig(
@@ -62,7 +67,12 @@ def small_policy(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Callabl
             bos_token_id=None,
             eos_token_id=tiny.tokenizer.eos_token_id,
         )
-        hf.LlamaForCausalLM(config).save_pretrained(folder)
+        model = hf.LlamaForCausalLM(config)
+        if closes:
+            with torch.no_grad():
+                model.model.embed_tokens.weight[:, 0] = 1.0
+                model.lm_head.weight[tiny.tokenizer.convert_tokens_to_ids("</think>"), 0] = 1.3
+        model.save_pretrained(folder)
         tiny.tokenizer.save_pretrained(folder)
         return str(folder)
 

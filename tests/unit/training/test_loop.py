@@ -1,18 +1,21 @@
 """A run follows from its seed, byte for byte; stopped and resumed it is the same run; steps that cannot learn are skipped and said."""
 
 import json
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 
 from tether.core.config import dump_yaml, merge, validate
 from tether.core.errors import CheckpointError, EnvironmentFailure
 from tether.core.types import Observation, Step
 from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
+from tether.models.load import load_model
 from tether.runs.checkpoints import list_checkpoints
 from tether.runs.store import RunStore
 from tether.training.callbacks import Callback
@@ -21,15 +24,57 @@ from tether.training.optim import FP32MasterAdamW
 from tether.training.settings import RunSettings
 
 SMALL: dict[str, Any] = {
-    "env": {"name": "frozen_lake", "options": {"max_turns": 1}},
+    "env": {"name": "lucky"},
     "model": {"device": "cpu"},
-    "rollout": {"num_groups": 2, "group_size": 2, "max_tokens": 40, "max_rows": 3},
-    "learner": {"update_batch": 2},
+    "rollout": {"num_groups": 2, "group_size": 2, "max_tokens": 12, "max_rows": 3, "format_penalty": 0.0},
+    "learner": {"update_batch": 2, "learning_rate": 1e-3},
     "filter": {"strategy": "all"},
     "diagnosis": {"every": 2},
     "evaluation": {"prompts": 1},
     "checkpoint": {"every": 2, "keep": 3},
 }
+
+
+class _Flat:
+    """Pays everybody the same."""
+
+    name, max_turns, instructions = "flat", 1, "Say anything."
+    Options = ActionOptions
+    work = "inline"
+
+    def __init__(self, options: Any) -> None:
+        self._pay = 0.5
+
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        return Observation(f"begin with {seed % 1009}")
+
+    def step(self, answer: str) -> Step:
+        return Step(Observation("over"), self._pay, True, self._pay > 0.5, {"valid": True, "truncated": False})
+
+
+class _Lucky(_Flat):
+    """Pays what luck says."""
+
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        self._pay = (env_seed or 0) % 1009 / 1009
+        return super().reset(seed)
+
+
+class _Broken(_Flat):
+    """No episode of it comes to an end."""
+
+    def step(self, answer: str) -> Step:
+        raise OSError("no such level")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_model(small_policy: Callable[..., str]) -> Iterator[hf.PreTrainedModel]:
+    """Runs of a moment: a small random model, whose rewards are luck. Returns what every run begins with."""
+    folder = small_policy(1, closes=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SMALL["model"], "name", folder)
+        patch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "flat": _Flat, "lucky": _Lucky, "broken": _Broken})
+        yield load_model(folder, device="cpu").model
 
 
 def _settings(**changes: Any) -> RunSettings:
@@ -54,9 +99,10 @@ def _weights(folder: Path) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(tmp_path_factory: pytest.TempPathFactory, small_model: hf.PreTrainedModel) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "straight"
     _run(folder, steps=3)
+    assert _weights(folder) != (folder / "checkpoints" / "step_000002" / "model" / "model.safetensors").read_bytes(), "it learns"
     return folder
 
 
@@ -169,45 +215,17 @@ def test_an_unreadable_checkpoint_is_named_and_kept(tmp_path: Path) -> None:
     assert state.exists() and weights.exists()
 
 
-class _Flat:
-    """Pays everybody the same."""
-
-    name, max_turns, instructions = "flat", 1, "Say anything."
-    Options = ActionOptions
-    work = "inline"
-
-    def __init__(self, options: Any) -> None:
-        pass
-
-    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
-        return Observation("begin")
-
-    def step(self, answer: str) -> Step:
-        return Step(Observation("over"), 0.5, True, False, {"valid": True, "truncated": False})
-
-
-class _Broken(_Flat):
-    """No episode of it comes to an end."""
-
-    def step(self, answer: str) -> Step:
-        raise OSError("no such level")
-
-
-@pytest.fixture
-def odd_envs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "flat": _Flat, "broken": _Broken})
-
-
-@pytest.mark.usefixtures("odd_envs")
 @pytest.mark.parametrize(("env", "strategy"), [("flat", "top_p"), ("broken", "top_p"), ("broken", "all")])
-def test_a_step_with_nothing_to_learn_is_skipped_counted_and_said(tmp_path: Path, env: str, strategy: str, tiny: Any) -> None:
-    changes = {"env": {"name": env, "options": {}}, "filter": {"strategy": strategy}, "diagnosis": {"every": 0}}
+def test_a_step_with_nothing_to_learn_is_skipped_counted_and_said(
+    tmp_path: Path, env: str, strategy: str, small_model: hf.PreTrainedModel
+) -> None:
+    changes = {"env": {"name": env}, "filter": {"strategy": strategy}, "diagnosis": {"every": 0}}
     trainer = _start(tmp_path, changes)
     record = RunStore.open(tmp_path / "run").steps()[1]
     assert record.metrics["update/skipped"] == 1
     assert record.metrics["rollout/errors"] == (4 if env == "broken" else 0)
     assert any("the update was skipped" in note for note in record.notes)
-    assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), tiny.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), small_model.parameters(), strict=True))
 
 
 def _start(tmp_path: Path, changes: dict[str, Any]) -> Trainer:

@@ -1,13 +1,13 @@
 """The stages of a step in short real runs: filter and refill, members and weights, schedules, the critic's first steps, broken numbers.
 
-The environment pays by luck alone, a few tokens an episode, so a run takes a moment and its rewards do not depend on the model.
+The environment pays by luck alone, a few tokens an episode, and the model is small and random, so a run takes a moment.
 """
 
 import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from tether.diagnostics import monitor
 from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
 from tether.models.fast_path import fast_path_report
+from tether.models.load import load_model
 from tether.runs.checkpoints import best_checkpoint, list_checkpoints
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
@@ -41,7 +42,7 @@ QUICK: dict[str, Any] = {
     "model": {"device": "cpu"},
     "rollout": {"num_groups": 4, "group_size": 4, "max_tokens": 4, "format_penalty": 0.0},
     "filter": {"strategy": "all"},
-    "learner": {"update_batch": 64},
+    "learner": {"update_batch": 64, "learning_rate": 1e-4},
     "diagnosis": {"every": 0},
     "evaluation": {"prompts": 2},
     "checkpoint": {"every": 50},
@@ -68,8 +69,15 @@ class _Lucky:
 
 
 @pytest.fixture(autouse=True)
-def lucky(monkeypatch: pytest.MonkeyPatch) -> None:
+def lucky(monkeypatch: pytest.MonkeyPatch, small_policy: Callable[..., str]) -> None:
+    monkeypatch.setitem(QUICK["model"], "name", small_policy(1))
     monkeypatch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "lucky": _Lucky})
+
+
+@pytest.fixture
+def start(small_policy: Callable[..., str]) -> hf.PreTrainedModel:
+    """The model that every run begins with."""
+    return load_model(small_policy(1), device="cpu").model
 
 
 def _trainer(folder: Path, **changes: Any) -> Trainer:
@@ -256,14 +264,17 @@ def test_schedules_reach_the_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_at_first_only_the_critic_learns(tmp_path: Path, shared: bool, tiny: Any) -> None:
+def test_at_first_only_the_critic_learns(tmp_path: Path, shared: bool, start: hf.PreTrainedModel) -> None:
     changes = {"algorithm": {"name": "ppo"}, "critic": {"shared": shared, "warmup_steps": 2}, "checkpoint": {"every": 1, "keep": 3}}
     trainer = _run(tmp_path / "run", steps=3, **changes)
-    start = {name: tensor for name, tensor in tiny.model.state_dict().items() if name != "lm_head.weight"}
     weights = [load_file(path / "model" / "model.safetensors") for path in list_checkpoints(trainer.store.checkpoints)]
     states = [torch.load(path / "state.pt", weights_only=True) for path in list_checkpoints(trainer.store.checkpoints)]
     heads = [state["learner"]["critic"]["head.linear.weight"] for state in states]
-    assert [all(torch.equal(tensor, saved[name]) for name, tensor in start.items()) for saved in weights] == [True, True, False]
+    assert [all(torch.equal(tensor, saved[name]) for name, tensor in start.state_dict().items()) for saved in weights] == [
+        True,
+        True,
+        False,
+    ]
     assert heads[0].abs().max() > 0 and not torch.equal(heads[0], heads[1])
     metrics = _metrics(trainer)
     assert [step["update/learning_rate"] for step in metrics] == [0, 0, 1e-4]
@@ -275,7 +286,7 @@ def test_at_first_only_the_critic_learns(tmp_path: Path, shared: bool, tiny: Any
 # Numbers that are not finite.
 
 
-def test_updates_that_are_not_finite_end_the_run_with_a_checkpoint(tmp_path: Path, tiny: Any) -> None:
+def test_updates_that_are_not_finite_end_the_run_with_a_checkpoint(tmp_path: Path, start: hf.PreTrainedModel) -> None:
     trainer = _trainer(
         tmp_path / "run", steps=9, algorithm={"name": "ppo"}, learner={"update_batch": 8}, early_stop={"nonfinite_updates": 4}
     )
@@ -293,7 +304,7 @@ def test_updates_that_are_not_finite_end_the_run_with_a_checkpoint(tmp_path: Pat
     assert all(math.isfinite(value) for metrics in _metrics(trainer) for value in metrics.values())
     assert "validation/success" in last.metrics
     assert [path.name for path in list_checkpoints(store.checkpoints)] == ["step_000002"]
-    assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), tiny.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), start.parameters(), strict=True))
     state = torch.load(store.checkpoints / "step_000002" / "state.pt", weights_only=True)
     assert state["learner"]["nonfinite_streak"] == 4 and state["learner"]["optimizers"]["policy"]["adam"]["state"] == {}
 
@@ -389,7 +400,7 @@ def test_errored_episodes_are_not_trained_on(tmp_path: Path, half_down: Any) -> 
     assert [note for note in trainer.store.steps()[1].notes if "environment error" in note] == [DOWN]
 
 
-def test_a_backend_that_is_down_is_no_reward_variance(tmp_path: Path, half_down: Any, tiny: Any) -> None:
+def test_a_backend_that_is_down_is_no_reward_variance(tmp_path: Path, half_down: Any, start: hf.PreTrainedModel) -> None:
     """Every valid episode earns the same, so there is nothing to learn; errored ones used to count as zeros, which the filter prefers."""
     half_down(equal_pay=True)
     trainer = _run(tmp_path / "run", steps=1, env={"name": "half_down"}, filter={"strategy": "top_p"})
@@ -400,13 +411,20 @@ def test_a_backend_that_is_down_is_no_reward_variance(tmp_path: Path, half_down:
     assert DOWN in notes and not any("no group has reward variance" in note for note in notes), (
         "the errors are the cause, and have their note"
     )
-    assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), tiny.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), start.parameters(), strict=True))
 
 
 def test_what_leaves_nothing_to_learn_is_a_note_of_the_first_step(tmp_path: Path) -> None:
     """Nearly greedy and without slipping, the members of a group do the same and earn the same."""
     rollout = {"num_groups": 2, "group_size": 2, "max_tokens": 60, "temperature": 0.01}
-    trainer = _run(tmp_path / "run", steps=1, env={"name": "frozen_lake", "options": {"slip": 0.0}}, rollout=rollout)
+    trainer = _run(
+        tmp_path / "run",
+        steps=1,
+        model={"name": "tiny"},
+        evaluation={"prompts": 1},
+        env={"name": "frozen_lake", "options": {"slip": 0.0}},
+        rollout=rollout,
+    )
     (metrics,) = _metrics(trainer)
     assert metrics["groups/rv_mean"] == 0 and metrics["rollout/format_valid"] > 0.5 and metrics["rollout/episodes"] == 4
     assert sum("the members of every group earn the same reward; play easier" in note for note in trainer.store.steps()[1].notes) == 1
