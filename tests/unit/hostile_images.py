@@ -1,14 +1,19 @@
-"""Image files that must not be decoded, as bytes."""
+"""Image files as bytes: whole ones, broken ones, and some that must not be decoded."""
 
+import io
 import struct
 import zlib
 
 import numpy as np
+from PIL import Image as Pillow
 
 from tether.core.images import Image
 
 GOOD = Image.of(np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)).png
 CUT_SHORT = GOOD[:-30]
+_FILE = io.BytesIO()
+Pillow.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(_FILE, "JPEG")
+JPEG = _FILE.getvalue()
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
 """Pillow would start Ghostscript for it."""
 

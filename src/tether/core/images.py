@@ -33,6 +33,7 @@ MOST_PIXELS = 2**26
 """Of an image that is read: 67 million, about 200 MB once decoded."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """What is read. Pillow knows many more, some of which start other programs."""
+_JPEG_END, _TAIL = b"\xff\xd9", 4096
 _INTERNED: "WeakValueDictionary[str, Image]" = WeakValueDictionary()
 
 
@@ -70,9 +71,12 @@ class Image:
 
     @staticmethod
     def check(source: bytes | Path, what: str = "the image") -> None:
-        """What `read` would refuse, without decoding: by the size in its head and, in a PNG, by its checksums."""
+        """What `read` would refuse, without decoding: by the size in its head, in a PNG by its checksums, in a JPEG by its end."""
         with _opened(source, what) as picture:
-            picture.verify()
+            if picture.format != "JPEG":
+                picture.verify()
+            elif _JPEG_END not in _tail(source):
+                picture.load()  # cut short, unless something was appended to it
 
     @cached_property
     def png(self) -> bytes:
@@ -105,6 +109,14 @@ class Image:
 
     def __repr__(self) -> str:
         return f"Image({self.digest}, {self.pixels.shape[1]} x {self.pixels.shape[0]})"
+
+
+def _tail(source: bytes | Path) -> bytes:
+    if isinstance(source, bytes):
+        return source[-_TAIL:]
+    with source.open("rb") as file:
+        file.seek(max(0, source.stat().st_size - _TAIL))
+        return file.read()
 
 
 @contextmanager

@@ -57,6 +57,8 @@ class Row:
     """Usually a dictionary; a loader checks."""
     place: str
     """Where it stands, such as "train.jsonl:12"."""
+    folder: Path | None = None
+    """Of the file, for paths that the row names."""
 
     def checked(self) -> "Row":
         """This row, unless it could not even be read."""
@@ -76,7 +78,7 @@ class Row:
     def plus(self, values: Mapping[str, Any]) -> "Row":
         """The row with further or other columns. What is read of it still counts as read of this row."""
         whole = {**self.value, **values}
-        return Row(_Record(whole, self.value.noted) if isinstance(self.value, _Record) else whole, self.place)
+        return Row(_Record(whole, self.value.noted) if isinstance(self.value, _Record) else whole, self.place, self.folder)
 
 
 T = TypeVar("T")
@@ -100,7 +102,7 @@ class Columns:
                 raise RowError(f"has no column '{column}', which fields maps to {name}: {did_you_mean(column, row.value)}")
         self._met |= dict.fromkeys(row.value)
         mapped = {name: row.value[column] for name, column in self._fields}
-        return Row(_Record({**row.value, **mapped}, self._read), row.place)
+        return Row(_Record({**row.value, **mapped}, self._read), row.place, row.folder)
 
     @property
     def unread(self) -> list[str]:
@@ -176,7 +178,8 @@ def read_rows(source: str, *, env: str, default: str, option: str = "data") -> I
     """The rows of a file or of a named data set."""
     path = Path(source).expanduser()
     if path.is_file():
-        yield from _file_rows(path, env)
+        folder = path.parent
+        yield from (Row(row.value, row.place, folder) for row in _file_rows(path, env))
     elif source.endswith(_FILE_ENDINGS) or source.startswith((".", "/", "~")) or path.exists() or source.count("/") != 1:
         state = "is a folder" if path.is_dir() else "does not exist"
         raise BadInput(f"{env}: {option}='{source}' {state}; give {option} the path of a file, or leave it out for {default}")
@@ -194,6 +197,9 @@ class Pool(Generic[InstanceT]):
 
     def __len__(self) -> int:
         return len(self._pools[Split.ALL])
+
+    def __iter__(self) -> Iterator[InstanceT]:
+        return iter(self._pools[Split.ALL])
 
     def num_instances(self, split: Split) -> int:
         """How many rows the split has."""
@@ -356,6 +362,9 @@ def _hub_rows(name: str, env: str, default: str, option: str) -> Iterator[Row]:
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{env}: cannot fetch the data set '{name}' ({reason}); give a file, or leave {option} out for {default}") from error
+    for column, feature in values.features.items():
+        if isinstance(feature, datasets.Image):  # as bytes or a path: whoever needs a picture decodes it
+            values = values.cast_column(column, datasets.Image(decode=False))
     yield from (Row(dict(value), f"{name}, row {number}") for number, value in enumerate(values, 1))
 
 

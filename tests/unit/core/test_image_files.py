@@ -10,7 +10,7 @@ from tether.core.errors import BadInput
 from tether.core.images import Image
 
 sys.path.append(str(Path(__file__).parents[1]))
-from hostile_images import BOMB, CUT_SHORT, GOOD, POSTSCRIPT, png_of_size
+from hostile_images import BOMB, CUT_SHORT, GOOD, JPEG, POSTSCRIPT, png_of_size
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -18,6 +18,8 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert Image.read(tmp_path / "a.png") is Image.read(GOOD)
     assert Image.read(GOOD).pixels.ravel().tolist() == list(range(60))
     Image.check(GOOD)
+    Image.check(JPEG)
+    Image.check(JPEG + bytes(9000))  # what cameras append
 
 
 @pytest.mark.parametrize("call", [Image.read, Image.check])
@@ -28,6 +30,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         (png_of_size(60_000, 60_000), "row 3 cannot be read as an image: Image size (3600000000 pixels) exceeds limit"),
         (CUT_SHORT, "row 3 cannot be read as an image: "),
         (GOOD[:20], "row 3 cannot be read as an image: "),
+        (JPEG[:-40], "row 3 cannot be read as an image: "),
         (POSTSCRIPT, "row 3 cannot be read as an image: it is none of PNG, JPEG, WEBP, GIF, BMP; replace it by a whole PNG or JPEG file"),
         (b"", "row 3 cannot be read as an image: it is none of PNG"),
         (Path("/nowhere/a.png"), "row 3 is not there: no file '/nowhere/a.png'; check the path"),

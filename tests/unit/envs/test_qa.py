@@ -1,17 +1,25 @@
 """qa: rows of every file format, the three rewards and one of the user's own, turns, splits, and who may name code."""
 
+import base64
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tether.core.errors import BadInput, EnvironmentFailure, MissingDependency, TetherError, UnknownName
+from tether.core.types import Observation
 from tether.envs.checker.data import check_data
+from tether.envs.dataset import Row
+from tether.envs.qa.dataset import read_exact, with_picture
 from tether.envs.qa.env import QA
 from tether.envs.registry import make_env
 from tether.envs.remote.http_server import Service
+
+sys.path.append(str(Path(__file__).parents[1]))
+from hostile_images import BOMB, CUT_SHORT, GOOD, JPEG
 
 ROWS = [{"question": f"What comes after {number}?", "answer": str(number + 1)} for number in range(40)]
 
@@ -48,6 +56,80 @@ def test_a_right_answer_ends_the_episode_and_pays_one(tmp_path: Path) -> None:
     step = env.step("5")
     assert (step.reward, step.done, step.success, step.info["truncated"]) == (0.0, True, False, False)
     assert step.observation.text == "Failed.\nIncorrect."
+
+
+# --- pictures ---
+
+
+def pictured(folder: Path, *cells: Any, column: str = "image") -> str:
+    (folder / "pictures").mkdir(exist_ok=True)
+    (folder / "pictures" / "a.png").write_bytes(GOOD)
+    rows = [{"question": "<image>\nWhat is this?", "answer": str(number), column: cell} for number, cell in enumerate(cells)]
+    return written(folder / "pictures.jsonl", rows)
+
+
+def test_rows_may_have_pictures(tmp_path: Path) -> None:
+    """As a path beside the data file, base64, a data URL, and Hugging Face's dictionary; the question alone where the cell is empty."""
+    packed = base64.b64encode(GOOD).decode()
+    photo = base64.b64encode(JPEG).decode()  # begins like an absolute path
+    data = pictured(
+        tmp_path, "pictures/a.png", packed, f"data:image/png;base64,{packed}", {"bytes": None, "path": "pictures/a.png"}, [photo], None
+    )
+    env = qa(data=data, split="all", max_turns=2)
+    assert env.shows_images and env.num_instances == 6 and not qa().shows_images
+    for seed, shape in enumerate([(4, 5, 3)] * 4 + [(64, 64, 3)]):
+        observation = env.reset(seed)
+        assert observation.image is not None and observation.image.shape == shape and observation.image.dtype == np.uint8
+        assert observation.text == "Turn 1 of 2.\nWhat is this?"
+        assert env.step("no").observation.image is None  # the conversation shows it already
+    assert env.reset(0).image.ravel().tolist() == list(range(60))  # type: ignore[union-attr]
+    assert env.reset(5) == Observation("Turn 1 of 2.\n<image>\nWhat is this?")
+    assert len({env.reset(seed) and env.instance for seed in (0, 1, 4, 5)}) == 4, "the picture is part of the instance"
+    assert not qa(data=data, split="all", image_column=None).shows_images
+
+
+def test_pictures_as_bytes_and_under_another_name(tmp_path: Path) -> None:
+    """Parquet files hold bytes."""
+    item = with_picture(read_exact)(
+        Row({"question": "What?", "answer": "1", "image": {"bytes": GOOD, "path": "a.png"}}, "rows.parquet, row 1")
+    )
+    assert item.image is not None and item.image.image().pixels.shape == (4, 5, 3)
+    data = pictured(tmp_path, "pictures/a.png", column="photo")
+    assert qa(data=data, image_column="photo").shows_images and qa(data=data, fields={"image": "photo"}).shows_images
+    assert not qa(data=data).shows_images
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        (
+            "pictures/b.png",
+            "image is 'pictures/b.png', and there is no file '{}/pictures/b.png'; give a path relative to the data file, or base64;",
+        ),
+        ("bomb.png", "image 'bomb.png' has 20000 x 4000 pixels; at most 67108864 are read: make it smaller;"),
+        ("cut.png", "image 'cut.png' cannot be read as an image: "),
+        ("cut.jpg", "image 'cut.jpg' cannot be read as an image: "),
+        ("https://example.org/a.png", "image is the address 'https://example.org/a.png'; pictures are not fetched"),
+        ("data:image/png;base64,AAA", "image is a data URL whose base64 is broken"),
+        (["pictures/a.png"] * 2, "image is 2 pictures; expected one"),
+        (7, "image is 7; expected one: a path, a data URL, base64, or bytes"),
+    ],
+)
+def test_a_picture_that_cannot_be_shown_is_refused_before_anything_is_played(tmp_path: Path, cell: Any, line: str) -> None:
+    for name, content in {"bomb.png": BOMB, "cut.png": CUT_SHORT, "cut.jpg": JPEG[:-40]}.items():
+        (tmp_path / name).write_bytes(content)
+    data = pictured(tmp_path, "pictures/a.png", cell)
+    with pytest.raises(BadInput) as caught:
+        qa(data=data)
+    assert str(caught.value).startswith(f"{data}:2: {line.format(tmp_path)}") and "\n" not in str(caught.value)
+    report = check_data("qa", data)
+    assert (report.loaded, report.num_refused) == (1, 1)
+    assert qa(data=data, bad_rows="skip", split="all").num_instances == 1
+
+
+def test_a_named_column_has_to_be_there(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"has no column 'imag', which image_column names: did you mean 'image'"):
+        qa(data=pictured(tmp_path, "pictures/a.png"), image_column="imag")
 
 
 def test_several_turns_pay_the_last_answer_only(module: Path) -> None:

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 from pydantic import field_validator
 
 from tether.core.enums import Split
+from tether.core.types import Observation
 from tether.envs.base import OptionsT, Outcome, TextEnv, TurnOptions, Work
-from tether.envs.dataset import BadRows
+from tether.envs.dataset import BadRows, Pool
 from tether.envs.qa import prompt
-from tether.envs.qa.dataset import Item, load, read_exact
+from tether.envs.qa.dataset import IMAGE_COLUMN, Item, has_pictures, load, read_exact, with_picture
 from tether.envs.qa.rewards import Grader, check_reward, make_grader
 from tether.envs.wording import Example
 
@@ -37,6 +38,8 @@ class QAOptions(TurnOptions):
     """Columns under other names, such as {question: Question, answer: Answer}."""
     template: str | None = None
     """The question composed from columns, such as "{context} Question: {question}"."""
+    image_column: str | None = IMAGE_COLUMN
+    """The column with a picture of each question, where rows have one; null: none is looked for."""
     bad_rows: BadRows = "error"
     """What to do with a malformed row."""
 
@@ -119,20 +122,30 @@ class Questions(TextEnv[OptionsT]):
     def opening(self) -> str:
         return self.item.question
 
+    @property
+    def shows_images(self) -> bool:
+        return isinstance(self._make, Pool) and has_pictures(self._make)
+
+    def observe(self, head: str, body: str | None = None) -> Observation:
+        shown = super().observe(head, body)
+        return shown if self.item.image is None or body is not None else Observation(shown.text, self.item.image.image().pixels)
+
 
 class QA(Questions[QAOptions]):
     """Answer a question of a file."""
 
     name = "qa"
     Options = QAOptions
-    read_row = staticmethod(read_exact)
+    read_row = staticmethod(with_picture(read_exact))
+    pictures = "where rows have an image"
     owner_options = ("data", "reward")
 
     def __init__(self, options: QAOptions | None = None, *, generator: Generator | None = None, reward: Grader | None = None) -> None:
         chosen = options or QAOptions()
         super().__init__(
             chosen,
-            generator or load(chosen.data, chosen.reward, chosen.bad_rows, tuple(chosen.fields.items()), chosen.template),
+            generator
+            or load(chosen.data, chosen.reward, chosen.bad_rows, tuple(chosen.fields.items()), chosen.template, chosen.image_column),
             reward or make_grader(chosen.reward),
             prompt.wording_of(chosen.reward),
         )
