@@ -202,7 +202,9 @@ def _fast_path(settings: Any) -> Iterator[Finding]:
     first, *slow = fast_path_report(policy).lines()
     yield Finding(what, True, first)
     yield from (Finding(what, False, line, needed=False) for line in slow)
-    yield from (Finding(what, False, note, needed=False) for note in ChatFormat(loaded.tokenizer, policy.end_of_turn_ids).notes)
+    yield from (
+        Finding(what, False, note, needed=False) for note in ChatFormat(loaded.tokenizer, policy.end_of_turn_ids, policy.vision).notes
+    )
 
 
 def _fit(settings: Any, out: Path) -> Iterator[Finding]:

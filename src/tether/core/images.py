@@ -8,6 +8,7 @@ leaves the process (records, servers) names the model's own placeholder instead 
 Images are interned: those with the same digest are one object, found by it as long as somebody (a turn, a rollout that is read) holds it.
 """
 
+import base64
 import hashlib
 import io
 import re
@@ -223,6 +224,20 @@ def with_other_images(ids: Sequence[int], others: Mapping[str, str]) -> tuple[in
 def markers(text: str) -> Iterator[str]:
     """The digests of the images in a text, in order."""
     return (found[1] for found in MARKER.finditer(text))
+
+
+def with_data_urls(text: str) -> str | list[dict[str, Any]]:
+    """A text as the content of a chat message: as it is, or with images the parts that chat endpoints take, pictures as data URLs."""
+    pieces = MARKER.split(text)  # every second one is a digest
+    if len(pieces) == 1:
+        return text
+    return [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(image_of(piece).png).decode()}"}}
+        if n % 2
+        else {"type": "text", "text": piece}
+        for n, piece in enumerate(pieces)
+        if piece
+    ]
 
 
 def without_markers(text: str) -> str:

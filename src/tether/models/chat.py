@@ -21,7 +21,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tether.core.errors import BadInput
 from tether.core.grammar import THINK_CLOSE, THINK_OPEN
+from tether.core.images import MARKER, image_of
 from tether.core.types import Exchanges
+from tether.models.vision import Vision
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}"
@@ -47,6 +49,11 @@ class PromptFormat(Protocol):
     (`rollout.remote.MessageFormat`).
     """
 
+    @property
+    def sees(self) -> bool:
+        """Whether texts may hold markers of images."""
+        ...
+
     def first_prompt(self, system: str | None, user: str, few_shot: Exchanges = ()) -> tuple[int, ...]: ...
 
     def next_prompt(self, user: str, response_ids: tuple[int, ...]) -> tuple[int, ...]: ...
@@ -59,13 +66,15 @@ class PromptFormat(Protocol):
 class ChatFormat:
     """The chat template of one tokenizer, as token ids to append."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Sequence[int] = ()) -> None:
-        """`end_of_turn_ids`: every token that ends a response, `Policy.end_of_turn_ids`; the tokenizer's own always does."""
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Sequence[int] = (), vision: Vision | None = None) -> None:
+        """`end_of_turn_ids`: every token that ends a response, `Policy.end_of_turn_ids`; the tokenizer's own always does. `vision`: how the model
+        reads images, `Policy.vision`; a text may hold markers of images then."""
         if tokenizer.eos_token_id is None:
             raise BadInput(f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-turn token; use an instruction-tuned model")
         if not tokenizer.chat_template:
             tokenizer.chat_template = PLAIN_TEMPLATE
         self.tokenizer = self._tokenizer = tokenizer
+        self.vision = vision
         self.end_of_turn = int(tokenizer.eos_token_id)
         self.end_of_turn_ids = frozenset((self.end_of_turn, *end_of_turn_ids))
         try:
@@ -83,6 +92,10 @@ class ChatFormat:
         self._decode = text_decoder(tokenizer)
         self._first_prompts = lru_cache(maxsize=CACHED_PROMPTS)(self._first_prompt)
         self._joints = lru_cache(maxsize=CACHED_JOINTS)(self._joint)
+
+    @property
+    def sees(self) -> bool:
+        return self.vision is not None
 
     def _describe(self) -> Iterator[str]:
         prompt = self._rendered(self._opening("s", "u"), **self._modes).rstrip()
@@ -176,15 +189,44 @@ class ChatFormat:
                 text = text.rstrip()
         return text if text.rstrip().endswith(THINK_OPEN) else text + THINK_OPEN
 
-    def _rendered(self, messages: list[dict[str, str]], *, prompt: bool = True, **arguments: Any) -> str:
-        """What the template makes of messages."""
+    def _rendered(self, messages: Sequence[dict[str, Any]], *, prompt: bool = True, **arguments: Any) -> str:
+        """What the template makes of messages, with the markers of their images."""
+        if self.vision is not None:
+            messages = [{**message, "content": self._parts(message.get("content"))} for message in messages]
         rendered: Any = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt, **arguments)
-        return str(rendered)
+        if self.vision is None:
+            return str(rendered)
+        shown = [part["marker"] for message in messages for part in message["content"] or () if part["type"] == "image"]
+        pieces = str(rendered).split(self.vision.placeholder)
+        if len(pieces) != len(shown) + 1:
+            raise BadInput(
+                f"the chat template writes {len(pieces) - 1} images where the messages hold {len(shown)}; use the model's own template"
+            )
+        return pieces[0] + "".join(marker + piece for marker, piece in zip(shown, pieces[1:], strict=True))
+
+    def _parts(self, content: Any) -> Any:
+        """A text as the parts of a message: what stands between images, and they."""
+        if not isinstance(content, str):
+            return content
+        assert self.vision is not None
+        if self.vision.placeholder in content:
+            raise BadInput(f"a text holds {self.vision.placeholder!r}, which stands for an image in this model; leave it out")
+        pieces = MARKER.split(content)  # every second one is a digest
+        return [
+            {"type": "image", "marker": f"<image:{piece}>"} if n % 2 else {"type": "text", "text": piece}
+            for n, piece in enumerate(pieces)
+            if piece or len(pieces) == 1
+        ]
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text, nothing added."""
+        """Tokens of a text, nothing added; the markers of images become their tokens."""
         # Not verbose: transformers warns of texts longer than the model, but a rollout keeps to its budget by itself.
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        if self.vision is None:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        ids: list[int] = []
+        for n, piece in enumerate(MARKER.split(text)):
+            ids += self.vision.expand(image_of(piece)) if n % 2 else self._tokenizer.encode(piece, add_special_tokens=False, verbose=False)
+        return tuple(ids)
 
 
 def text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:

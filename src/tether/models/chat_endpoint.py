@@ -154,12 +154,12 @@ class ChatEndpoint:
         """Ask once, for anything at all; raises what the server does to that."""
         self._complete([{"role": "user", "content": "Hello"}], sampling, 0, (), min(PROBE_SECONDS, self._timeout))
 
-    def complete(self, messages: Sequence[Mapping[str, str]], sampling: Sampling, seed: int) -> ChatReply:
+    def complete(self, messages: Sequence[Mapping[str, Any]], sampling: Sampling, seed: int) -> ChatReply:
         """The model's reply to a conversation."""
         return self._complete(messages, sampling, seed, RETRY_DELAYS, self._timeout)
 
     def _complete(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, seed: int, delays: Sequence[float], timeout: float
+        self, messages: Sequence[Mapping[str, Any]], sampling: Sampling, seed: int, delays: Sequence[float], timeout: float
     ) -> ChatReply:
         path = f"{self._root}/chat/completions"
         for _ in range(3):  # two fields may be found to be refused
@@ -177,7 +177,7 @@ class ChatEndpoint:
                     raise
         raise BadInput(f"the server at {self.address} refuses every form of the request")
 
-    def _request(self, messages: Sequence[Mapping[str, str]], sampling: Sampling, seed: int) -> dict[str, Any]:
+    def _request(self, messages: Sequence[Mapping[str, Any]], sampling: Sampling, seed: int) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.name,
             "messages": [dict(message) for message in messages],

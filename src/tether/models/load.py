@@ -19,7 +19,15 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from tether.core.errors import ModelUnavailable, UnknownName, did_you_mean
@@ -28,6 +36,7 @@ from tether.models.gguf import gguf_folder, read_gguf
 from tether.models.hardware import check_device, default_device
 from tether.models.hub import hub_asked
 from tether.models.lora import adapter_folder, attach_adapters, base_name
+from tether.models.vision import check_sighted
 from tether.runs.checkpoints import MANIFEST, MODEL, STATE, check_checkpoint
 
 CHAT_END = "<|im_end|>"
@@ -36,7 +45,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class LoadedModel(NamedTuple):
-    """A causal language model and its tokenizer."""
+    """A causal language model and its tokenizer. A model that sees carries what prepares its images, as `model.image_processor`."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -107,8 +116,15 @@ def _from_folder(folder: Path, dtype: torch.dtype, *, exact: bool = False) -> tu
 def _complete(name: Path | str, *, exact: bool = False, **options: Any) -> Any:
     """A model all of whose weights are in its files; transformers would draw the missing ones at random. Code that comes with a model is
     not run, and nobody is asked whether to. `exact`: the files hold nothing else, either."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **options)
-    model, found = loaded
+    here = {key: options[key] for key in ("local_files_only",) if key in options} | {"trust_remote_code": False}
+    config = AutoConfig.from_pretrained(name, **here)
+    sees = hasattr(config, "vision_config")
+    if sees:
+        check_sighted(config.model_type)
+    auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model, found = auto.from_pretrained(name, config=config, output_loading_info=True, **options | here)
+    if sees:
+        model.image_processor = _image_processor(name, here)
     wrong = [(key, "is missing") for key in sorted(found["missing_keys"])]
     wrong += [(str(entry[0]), "has another shape") for entry in sorted(found["mismatched_keys"])]
     wrong += [(str(entry), "cannot be converted") for entry in sorted(found.get("conversion_errors") or ())]
@@ -120,6 +136,17 @@ def _complete(name: Path | str, *, exact: bool = False, **options: Any) -> Any:
             "replace them by whole ones"
         )
     return model
+
+
+def _image_processor(name: Path | str, options: dict[str, Any]) -> Any:
+    """What makes the pixels of an image-text model; saved with it."""
+    try:
+        return AutoImageProcessor.from_pretrained(name, **options)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelUnavailable(
+            f"model '{name}' reads images, and its files do not say how they are prepared ({_reason(error)}); "
+            "put preprocessor_config.json, or processor_config.json, of the original model beside its config.json"
+        ) from error
 
 
 def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:

@@ -29,6 +29,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from tether.algorithms.batch import Batch
 from tether.algorithms.objective import PolicyTokens
 from tether.core.errors import BadInput
+from tether.core.images import IMAGE_IDS
 from tether.models.fast.linear_logprobs import linear_logprobs
 from tether.models.packing import FlatBatch, MicroBatch, flat_batches, micro_batches
 from tether.models.policy import Policy
@@ -119,7 +120,9 @@ def forward(
         raise ValueError(f"models of type '{policy.model_type}' have no pass over flat tokens; cut micro-batches by `cut_batch`")
     else:
         attend = micro.attention(policy.backbone.scale, ids_BT.device)
-        features_SD = policy.backbone.features(*micro.to_flat(ids_BT), attend, recompute=recompute)
+        vision = policy.vision
+        places = (lambda ids: vision.places(ids)[0]) if vision is not None and vision.sections else None
+        features_SD = policy.backbone.features(*micro.to_flat(ids_BT, places), attend, recompute=recompute)
         features_ND = features_SD[micro.row_positions(sequence_N, column_N - 1)]
     return Selected(features_ND, ids_BT[index_M[sequence_N], column_N])
 
@@ -180,14 +183,15 @@ def token_logprobs(policy: Policy, ids_BT: Tensor, mask_BT: Tensor, lengths_B: T
 
 
 def score_tokens(policy: Policy, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-    """log p of every token of one text but the first."""
+    """log p of every token of one text but the first; 0 for the patches of images, which nothing predicts."""
     if len(ids) < 2:
         return []
     ids_1T = torch.tensor([list(ids)], device=policy.device)
-    mask_1T = torch.ones_like(ids_1T, dtype=torch.bool)
+    mask_1T = ids_1T < IMAGE_IDS
     mask_1T[0, 0] = False
     lengths_1 = torch.tensor([len(ids)], device=policy.device)
-    scores: list[float] = token_logprobs(policy, ids_1T, mask_1T, lengths_1, temperature, max_tokens=len(ids)).tolist()
+    scores_N = token_logprobs(policy, ids_1T, mask_1T, lengths_1, temperature, max_tokens=len(ids))
+    scores: list[float] = torch.zeros_like(ids_1T, dtype=torch.float32).masked_scatter(mask_1T, scores_N)[0, 1:].tolist()
     return scores
 
 

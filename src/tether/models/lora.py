@@ -31,6 +31,7 @@ from tether.models.catalog import EMBEDDED
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
+VISION_LAYERS = r".*\b(visual|vision_model|connector)\..*"
 SAVED_PREFIX = "base_model.model."
 """What peft's file format puts before the name of every tensor."""
 
@@ -40,7 +41,9 @@ def is_lora(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
-def add_lora(model: PreTrainedModel, rank: int, alpha: int, targets: str | Sequence[str] = ALL_LINEAR, seed: int = 0) -> None:
+def add_lora(
+    model: PreTrainedModel, rank: int, alpha: int, targets: str | Sequence[str] = ALL_LINEAR, seed: int = 0, *, vision: bool = False
+) -> None:
     """Freeze the model and put trainable adapters beside its linear layers.
 
     Args:
@@ -49,6 +52,7 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: int, targets: str | Seque
         alpha: their outputs are scaled by alpha / rank.
         targets: "all-linear" (every linear layer but the language head), or the last parts of the layers' names, such as q_proj.
         seed: of the run; the same seed gives the same adapters on every machine.
+        vision: put adapters into the vision tower of a model that sees, too.
     """
     _require_peft()
     from peft import LoraConfig
@@ -59,7 +63,11 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: int, targets: str | Seque
         raise BadInput(f"lora needs rank and alpha of at least 1, got rank {rank} and alpha {alpha}")
     chosen = ALL_LINEAR if targets == ALL_LINEAR else _checked(model, [targets] if isinstance(targets, str) else list(targets))
     transposed = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2 keeps its linear layers the other way round
-    _inject(model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0, fan_in_fan_out=transposed))
+    excluded = VISION_LAYERS if hasattr(model, "image_processor") and not vision else None
+    _inject(
+        model,
+        LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, exclude_modules=excluded, lora_dropout=0.0, fan_in_fan_out=transposed),
+    )
     # peft's own start (uniform first matrix, zero second), but each layer from a stream of its own, on the CPU.
     for name, parameter in _adapter_parameters(model):
         if ".lora_A." in name:

@@ -18,7 +18,7 @@ Shape legend: B rows of the batch, M sequences of a micro-batch, R rows and W co
 sequence, N selected tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -255,16 +255,18 @@ class FlatBatch:
         own_N = own_M[sequences_N] + columns_N - shared_M[sequences_N]
         return torch.where(columns_N < shared_M[sequences_N], begins_M[sequences_N] + columns_N, own_N)
 
-    def to_flat(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and positions [S] of the forward pass."""
+    def to_flat(self, ids_BT: Tensor, places: Callable[[list[int]], Ints] | None = None) -> tuple[Tensor, Tensor]:
+        """Ids and positions [S] of the forward pass; positions are [3, S] where `places` gives those of a sequence."""
         layout = self._layout
-        source_S, positions_S = np.empty(self.num_tokens, dtype=np.int64), np.empty(self.num_tokens, dtype=np.int64)
+        source_S = np.empty(self.num_tokens, dtype=np.int64)
+        positions_S = np.empty(self.num_tokens if places is None else (3, self.num_tokens), dtype=np.int64)
         for number, sequence in enumerate(self.sequences):
             shared, begin, own = int(layout.shared_M[number]), int(layout.begins_M[number]), int(layout.own_M[number])
             columns = np.arange(self.lengths[sequence])
+            at = columns if places is None else places(ids_BT[sequence, : len(columns)].tolist())
             for part, start in ((columns[:shared], begin), (columns[shared:], own)):
                 source_S[start : start + len(part)] = sequence * ids_BT.shape[1] + part
-                positions_S[start : start + len(part)] = part
+                positions_S[..., start : start + len(part)] = at[..., part]
         source, positions = (torch.from_numpy(array).to(ids_BT.device, non_blocking=True) for array in (source_S, positions_S))
         return ids_BT.flatten()[source], positions
 

@@ -14,12 +14,14 @@ for a device and a number type: where the learner changes what the model compute
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from tether.core.images import IMAGE_IDS
 from tether.models.fast.backbone import LlamaBackbone, plain_causal
-from tether.models.fast.layers import UnsupportedLayout, find_layers
+from tether.models.fast.layers import UnsupportedLayout, find_layers, language_part
 from tether.models.probing import (
     HALF_TYPES,
     disagreement,
@@ -31,6 +33,7 @@ from tether.models.probing import (
     probe_positions,
     reason_against,
 )
+from tether.models.vision import Vision, vision_of
 
 HEAD_TOKENS = 4
 PACKED_LENGTHS = ((4, 3), (5, 2))
@@ -72,6 +75,8 @@ class Policy:
         self.module = module
         self.tokenizer = tokenizer
         self._wanted_positions = max_positions
+        self.vision: Vision | None = vision_of(module, tokenizer)
+        """How the model reads images; None where it reads text only."""
         self._head: Any = module.get_output_embeddings()
         self._head_found: str | None = None
         self._found: dict[tuple[str, torch.device, torch.dtype], Any] = {}
@@ -129,11 +134,26 @@ class Policy:
     def features(self, **inputs: Any) -> Tensor:
         """[B, T, D] (or [B, T, V] for a model whose head is not separable) for the model's usual inputs."""
         output: Tensor
+        if self.vision is not None:
+            inputs = self._with_images(**inputs)
         if self.separable_head:
-            output = self.module.base_model(**inputs).last_hidden_state
+            output = language_part(self.module)(**inputs).last_hidden_state
         else:
             output = self.module(**inputs).logits
         return output
+
+    def _with_images(self, input_ids: Tensor, position_ids: Tensor | None = None, **inputs: Any) -> dict[str, Any]:
+        """The inputs of the language part: images embedded, places in time, height and width where the model has them. Places that are not
+        given are those of texts that each begin their row."""
+        assert self.vision is not None
+        embedded = self.vision.embed(input_ids)
+        if self.vision.sections and position_ids is None:
+            found = [self.vision.places(row)[0] for row in input_ids.tolist()]
+            position_ids = torch.from_numpy(np.stack(found, axis=1)).to(input_ids.device)
+        if embedded.deep:
+            is_image = input_ids >= IMAGE_IDS
+            inputs |= {"visual_pos_masks": is_image, "deepstack_visual_embeds": [part[is_image] for part in embedded.deep]}
+        return {"inputs_embeds": embedded.states_SD, "position_ids": position_ids, **inputs}
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., V] from any selection of features."""
@@ -190,7 +210,7 @@ class Policy:
             return "the model names no output embeddings"
         ids = probe_ids(self.module, HEAD_TOKENS)
         whole = self.module(input_ids=ids, use_cache=False).logits
-        halves = self._head(self.module.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+        halves = self._head(language_part(self.module)(input_ids=ids, use_cache=False).last_hidden_state)
         same = whole.shape == halves.shape and torch.equal(whole, halves)
         return "" if same else "logits are more than one product of the last hidden states with the head"
 
@@ -214,7 +234,7 @@ class Policy:
     def _backbone(self) -> tuple[LlamaBackbone | None, str]:
         if not self.separable_head:
             return None, self.head_reason
-        return self.once("backbone", lambda: probe_backbone(self.module, self.max_positions))
+        return self.once("backbone", lambda: probe_backbone(self.module, self.max_positions, self.vision))
 
     @property
     def supports_packing(self) -> bool:
@@ -224,6 +244,8 @@ class Policy:
     @property
     def packing_reason(self) -> str:
         """Why they do not; "" where they do."""
+        if self.vision is not None and self.vision.sections:
+            return "images have places of their own"
         return self.once("packing", lambda: reason_against(self._probe_packing))
 
     @torch.inference_mode()
@@ -252,20 +274,23 @@ class Policy:
 
 def model_positions(model: PreTrainedModel) -> int:
     """How long a text may get: the model's positions, or its attention window, inside which full attention is the same thing."""
-    config = model.config
+    config = model.config.get_text_config()
     positions = int(getattr(config, "max_position_embeddings", 0) or UNLIMITED)
     window = getattr(config, "sliding_window", None)
     return min(positions, int(window)) if window and getattr(config, "use_sliding_window", True) else positions
 
 
 @torch.no_grad()
-def probe_backbone(model: PreTrainedModel, max_positions: int | None = None) -> tuple[LlamaBackbone | None, str]:
+def probe_backbone(
+    model: PreTrainedModel, max_positions: int | None = None, vision: Vision | None = None
+) -> tuple[LlamaBackbone | None, str]:
     """The family's forward pass over a model, or None and the reason why the model is computed by its own code."""
     try:
         layers = find_layers(model)
     except UnsupportedLayout as error:
         return None, str(error)
     backbone = LlamaBackbone(model, layers, max_positions)
+    backbone.vision = vision
     with evaluating(model):
         reason = reason_against(lambda: _disagreement(backbone))
     return (None, reason) if reason else (backbone, "")
@@ -284,11 +309,11 @@ def _disagreement(backbone: LlamaBackbone) -> str:
     one_text = {"position_ids": positions_T[None], "attention_mask": torch.ones_like(ids_1T), "use_cache": False}
 
     def by_module() -> Tensor:
-        features_TD: Tensor = model.base_model(input_ids=ids_1T, **one_text).last_hidden_state[0]
+        features_TD: Tensor = language_part(model)(input_ids=ids_1T, **one_text).last_hidden_state[0]
         return features_TD
 
     def in_float32() -> Tensor:
-        with float32_parts(model.base_model):
+        with float32_parts(language_part(model)):
             return by_module()
 
     attend = plain_causal(backbone)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tether.core.enums import FinishReason, StopReason
-from tether.core.errors import EnvironmentFailure, environment_boundary
+from tether.core.errors import BadInput, EnvironmentFailure, environment_boundary
 from tether.core.grammar import ANSWER_TAGS, parse_response
+from tether.core.images import Image, image_digests, markers
 from tether.core.protocols import (
     ContextReset,
     Env,
@@ -85,6 +86,8 @@ class Episode:
         self._context = make_context(rules.context, rules.last_k, chat)
         self._prompt: tuple[int, ...] = ()
         self._observation = ""
+        self._images: dict[str, Image] = {}
+        """All that were shown so far, by digest: a context that begins anew may show an earlier one again."""
         self._num_tokens = 0
         self.tags: tuple[str, ...] = getattr(env, "reply_tags", ANSWER_TAGS)
         """Those that an answer may stand between."""
@@ -117,7 +120,7 @@ class Episode:
         """Show the first observation, once the environment has it."""
         try:
             with environment_boundary("reset"):
-                shown = _readable("observation", checked_observation(reset()).text)
+                shown = self._seen(checked_observation(reset()))
                 instructions = _readable("instructions", self._env.instructions)
                 few_shot = tuple((_readable("few_shot", seen), _readable("few_shot", reply)) for seen, reply in few_shot_of(self._env))
         except EnvironmentFailure as failure:
@@ -133,7 +136,7 @@ class Episode:
                 turn.reward = _bounded("reward", step.reward)
                 turn.valid = step.info.get("valid", True) and bool(answer)
                 turn.lenient = turn.valid and (turn.lenient or step.info.get("lenient", False))
-                shown = _readable("observation", step.observation.text)
+                shown = self._seen(step.observation)
                 self.trajectory.categories = {str(key): str(value) for key, value in dict(step.info.get("categories", {})).items()}
                 self.trajectory.measures = {key: _bounded(key, finite_number(key, step.info.get(key, 0.0))) for key in self._metrics}
         except EnvironmentFailure as failure:
@@ -144,6 +147,22 @@ class Episode:
             self._end(step)
             return None
         return self._show(shown, self._context.advance(turn, answer, shown))
+
+    def _seen(self, observation: Observation) -> str:
+        """What is shown, as a text: a picture stands in front of it as its marker."""
+        text = _readable("observation", observation.text)
+        if next(markers(text), None) is not None:
+            raise ValueError("the text of the observation holds the marker of an image; give the picture as the observation's image")
+        if observation.image is None:
+            return text
+        if not self._chat.sees:
+            raise BadInput(
+                f"environment '{self.trajectory.env or self._env.name}' shows images, and the model reads text only; "
+                "choose a model that reads images, or a text observation, such as env.options.observation=grid"
+            )
+        image = Image.of(observation.image)
+        self._images[image.digest] = image
+        return f"{image.marker}\n{text}"
 
     def _read(self, completion: Completion) -> tuple[Turn, str]:
         """The turn as sampled, and the answer in it (empty if malformed)."""
@@ -168,6 +187,7 @@ class Episode:
             lenient=parsed.unclosed,
             versions=completion.versions,
             usage=completion.usage,
+            images=tuple(self._images[digest] for digest in dict.fromkeys((*image_digests(self._prompt), *markers(self._observation)))),
         )
         return turn, parsed.answer or ""
 

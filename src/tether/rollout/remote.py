@@ -19,6 +19,7 @@ from typing import Any
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import EngineUnavailable, ModelUnavailable, TetherError
 from tether.core.grammar import answer_end
+from tether.core.images import with_data_urls
 from tether.core.protocols import PromptFuture, Sampling
 from tether.core.types import Completion, Exchanges, Trajectory
 from tether.models.chat_endpoint import ChatEndpoint, ChatReply, ContextFull
@@ -36,8 +37,11 @@ END_OF_TURN = 0
 class MessageFormat:
     """The messages of one conversation by number."""
 
+    sees = True
+    """Whether the model does, its server knows."""
+
     def __init__(self) -> None:
-        self._sent: list[dict[str, str]] = [{}]
+        self._sent: list[dict[str, Any]] = [{}]
         """As the server gets them."""
         self._texts: list[str] = [""]
         """As the parser reads them: the same but for reasoning that a server keeps apart."""
@@ -68,12 +72,12 @@ class MessageFormat:
             return Completion((number,), (), FinishReason.LENGTH if end is None else FinishReason.STOP_TEXT, usage=reply.usage)
         return Completion((number, END_OF_TURN), (), FinishReason.END_OF_TURN, usage=reply.usage)
 
-    def messages(self, ids: list[int]) -> list[dict[str, str]]:
+    def messages(self, ids: list[int]) -> list[dict[str, Any]]:
         """What to send for a conversation."""
         return [self._sent[number] for number in ids if number != END_OF_TURN]
 
     def _add(self, role: str, content: str, text: str = "") -> int:
-        self._sent.append({"role": role, "content": content})
+        self._sent.append({"role": role, "content": with_data_urls(content)})
         self._texts.append(text or content)
         return len(self._sent) - 1
 

@@ -84,7 +84,8 @@ def build(
         if divide is not None:
             policy = divide(settings.model.name, checkpoint=checkpoint)
         else:
-            policy = load_policy(settings, settings.rollout.max_context, checkpoint)
+            policy = load_policy(settings, settings.rollout.max_context, checkpoint, train_vision=settings.learner.train_vision)
+        check_eyes(settings, policy)
     with timer.part("learner"):
         learner, critic = _learner(settings, policy, algorithm, ranks, divide)
     frozen = None if divide is None else partial(divide, is_trained=False)
@@ -184,7 +185,7 @@ def build_sampler(
     sampler = Sampler(
         env_specs(settings.environments(), agent_player(settings.agent)),
         engine,
-        ChatFormat(policy.tokenizer, policy.end_of_turn_ids),
+        ChatFormat(policy.tokenizer, policy.end_of_turn_ids, policy.vision),
         rules,
         max_rows=settings.rollout.max_rows,
         device=policy.device,
@@ -287,8 +288,23 @@ def episode_rules(settings: RunSettings, policy: Policy | None) -> EpisodeRules:
     )
 
 
-def load_policy(settings: TrainedModel, max_context: int, checkpoint: Path | None = None) -> Policy:
-    """The model that is trained, in float32, or frozen in what it computes in with adapters to train; or that of a checkpoint."""
+def check_eyes(settings: RunSettings, policy: Policy) -> None:
+    """Refuse environments that show images to a model that reads text only, and what a model with eyes cannot have."""
+    shown = [env.name for env in settings.environments() if "image" in str(env.options.get("observation", ""))]
+    if shown and policy.vision is None:
+        raise BadInput(
+            f"environment '{shown[0]}' shows images, and model '{settings.model.name}' reads text only; choose a model that reads images "
+            "(such as tiny-vl), or a text observation: env.options.observation=grid"
+        )
+    if policy.vision is not None and settings.learner.sharding == "fsdp":
+        raise BadInput(
+            "learner.sharding is fsdp, which does not divide a vision tower; give learner.sharding=zero1, or train adapters (lora.rank)"
+        )
+
+
+def load_policy(settings: TrainedModel, max_context: int, checkpoint: Path | None = None, *, train_vision: bool = False) -> Policy:
+    """The model that is trained, in float32, or frozen in what it computes in with adapters to train; or that of a checkpoint. A vision tower that
+    is not trained is in what it computes in, too."""
     # Frozen weights are read as they compute: in float32 they would need more memory than the whole run.
     dtype = compute_dtype(settings) if trains_adapters(settings) else None
     if checkpoint is not None:
@@ -296,8 +312,12 @@ def load_policy(settings: TrainedModel, max_context: int, checkpoint: Path | Non
     else:
         model, tokenizer = load_model(settings.model.name, device=settings.model.device, dtype=dtype)
         if settings.lora.rank:
-            add_lora(model, settings.lora.rank, settings.lora.alpha, settings.lora.targets, settings.seed)
-    return Policy(model, tokenizer, max_positions=max_context)
+            add_lora(model, settings.lora.rank, settings.lora.alpha, settings.lora.targets, settings.seed, vision=train_vision)
+    policy = Policy(model, tokenizer, max_positions=max_context)
+    if policy.vision is not None and not train_vision:
+        for part in policy.vision.tower:
+            part.requires_grad_(False).to(DTYPES[compute_dtype(settings)])
+    return policy
 
 
 def _critic(settings: RunSettings, policy: Policy, divide: Callable[[str], Policy] | None) -> Critic:

@@ -118,6 +118,8 @@ def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToken
         raise _system_error(error) from error
     try:
         tokenizer.save_pretrained(folder)
+        if (image_processor := getattr(model, "image_processor", None)) is not None:
+            image_processor.save_pretrained(folder)
     except Exception as error:  # the tokenizers library has no narrower word for a full disk
         raise _system_error(error) from error
     if agent is not None:

@@ -62,7 +62,7 @@ def opened_gateway(settings: RunSettings, out: Path | None = None, name: str = "
         engine = NativeEngine(policy, max_rows=rollout.max_rows, max_context=rules.max_context, cache_gb=rollout.cache_gb, keeps_slots=True)
         server = GatewayServer(
             engine,
-            ChatFormat(loaded.tokenizer, policy.end_of_turn_ids),
+            ChatFormat(loaded.tokenizer, policy.end_of_turn_ids, policy.vision),
             settings.sampling(),
             rules,
             agent_rules(settings.agent),

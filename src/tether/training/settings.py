@@ -231,6 +231,8 @@ class LearnerSettings(Settings):
     """Passes over the batch of a step."""
     micro_tokens: Positive = 8192
     """Tokens per forward pass; halved for the rest of the run where memory runs out, the update stays the same."""
+    train_vision: bool = False
+    """Train the vision tower of a model that sees, too; else it stays as it is, and the features of an image are computed once."""
     packing: bool = True
     """Let sequences stand behind one another in a forward pass instead of padding them."""
     share_prompts: bool = True
@@ -432,17 +434,6 @@ class RunSettings(Settings):
             raise ValueError(
                 f"rollout.engine is {self.rollout.engine}; agents are played with the native engine, set rollout.engine=native"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _text_observations(self) -> "RunSettings":
-        """The policy reads text only: an image observation would show it nothing but a placeholder."""
-        for env in self.environments():
-            if env.options.get("observation") == "image":
-                raise ValueError(
-                    f"environment '{env.name}' has observation=image, but training and evaluation read text only: the model would see no board; "
-                    "choose a text observation, such as observation=grid"
-                )
         return self
 
     @model_validator(mode="after")

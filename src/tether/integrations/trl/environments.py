@@ -185,7 +185,7 @@ class TetherEnvironment:
     def _engine(self, trainer: Any, module: Any) -> tuple[Engine, ChatFormat]:
         if id(trainer) not in self._engines:
             policy = Policy(module, self._tokenizer)
-            chat = ChatFormat(self._tokenizer, policy.end_of_turn_ids)
+            chat = ChatFormat(self._tokenizer, policy.end_of_turn_ids, policy.vision)
             engine: Engine = (
                 NativeEngine(policy)
                 if self._engine_name == "native"

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from tether.models.fast.layers import Layer, add_rms_norm, rms_norm, rotary, swiglu
+from tether.models.fast.layers import Layer, add_rms_norm, language_part, rms_norm, rotary, swiglu
 from tether.models.probing import HALF_TYPES, widened
+from tether.models.vision import Embedded, Vision
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class LlamaBackbone:
     """The layers of a model between its embedding and its head."""
 
     def __init__(self, model: PreTrainedModel, layers: list[Layer], max_positions: int | None = None) -> None:
-        backbone: Any = model.base_model
+        backbone = language_part(model)
         config = model.config.get_text_config()
         self.model = model
         self.layers = layers
@@ -60,6 +61,8 @@ class LlamaBackbone:
         hooks."""
         self.few_by_kernels = all(layer.has_plain_products for layer in layers)
         """Whether kernels of our own compute the products of few tokens."""
+        self.vision: Vision | None = None
+        """Of a model that sees: embeds images, and says how positions are divided."""
         self._angles: tuple[Tensor, Tensor] | None = None
         self._angles_for: tuple[torch.device, torch.dtype] | None = None
 
@@ -79,9 +82,18 @@ class LlamaBackbone:
         return self._angles
 
     def _angles_at(self, positions_S: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        cos_1SW, sin_1SW = self._rotary(torch.empty(0, dtype=dtype, device=positions_S.device), position_ids=positions_S[None])
+        """[S, R] each; positions are [S], or [3, S] where images have places in time, height and width."""
+        sections = () if self.vision is None else self.vision.sections
+        positions = positions_S.expand(3, -1)[:, None] if sections else positions_S[None]
+        tables = self._rotary(torch.empty(0, dtype=dtype, device=positions_S.device), position_ids=positions)
+        if tables[0].ndim == 4:  # the module leaves it to its attention to choose among the three
+            tables = tuple(torch.cat([part[n] for n, part in enumerate(table.split(sections, dim=-1)[:3])], dim=-1) for table in tables)
         half = self.head_dim // 2
-        return cos_1SW[0, :, :half].contiguous(), sin_1SW[0, :, :half].contiguous()
+        cos_SR, sin_SR = (table[0, :, :half].contiguous() for table in tables)
+        return cos_SR, sin_SR
+
+    def _embedded(self, ids_S: Tensor) -> Embedded:
+        return Embedded(self._embed(ids_S)) if self.vision is None else self.vision.embed(ids_S)
 
     def features(
         self,
@@ -96,7 +108,7 @@ class LlamaBackbone:
 
         Args:
             ids_S: the tokens.
-            positions_S: the position of each in its text.
+            positions_S: the position of each in its text; [3, S] with images whose patches have places in time, height and width.
             attend: the attention.
             apply_positions: puts positions into queries and keys; rotation by the tables of angles if not given.
             recompute: keep only the input of each layer for the backward pass and compute the layer again there.
@@ -105,8 +117,11 @@ class LlamaBackbone:
         fused = not torch.is_grad_enabled() and not self.through_modules
         if fused:
             self.join()
+        if apply_positions is None and positions_S.ndim == 2:
+            rows_S = torch.arange(len(ids_S), device=ids_S.device)
+            apply_positions = partial(self._rotate, rows_S, self._angles_at(positions_S, self._norm.weight.dtype))
         apply_positions = apply_positions or partial(self._rotate, positions_S, self.angles)
-        residual_SD: Tensor = self._embed(ids_S)
+        residual_SD, deep = self._embedded(ids_S)
         delta_SD: Tensor | None = None
         few = fused and self._are_few(residual_SD)
         for index, layer in enumerate(self.layers):
@@ -117,6 +132,8 @@ class LlamaBackbone:
             if self.through_modules:
                 compute = partial(called, layer.module, compute)
             delta_SD, residual_SD = compute(delta_SD, residual_SD, apply_positions, attend, fused)
+            if index < len(deep):
+                residual_SD = residual_SD + deep[index]
         assert delta_SD is not None  # there is at least one layer
         return add_rms_norm(delta_SD, residual_SD, self._norm.weight, self._norm.variance_epsilon)[0]
 

@@ -158,9 +158,15 @@ class Layer:
         return tuple(joined for joined in (self.states, self.gate_up) if joined is not None)
 
 
+def language_part(model: PreTrainedModel) -> Any:
+    """The layers over text: of a model with images the part behind its vision tower, else all but the head."""
+    base: Any = model.base_model
+    return getattr(base, "language_model", None) or getattr(base, "text_model", None) or base
+
+
 def find_layers(model: PreTrainedModel) -> list[Layer]:
     """The layers of a Llama-shaped model; UnsupportedLayout names the first part that is not."""
-    backbone: Any = model.base_model
+    backbone = language_part(model)
     config = model.config.get_text_config()
     for name in ("embed_tokens", "layers", "norm", "rotary_emb"):
         if not hasattr(backbone, name):

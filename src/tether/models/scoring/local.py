@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.core.errors import BadInput
+from tether.core.images import IMAGE_IDS
 from tether.models.fast.decoding.rows import CachedDecoder, decodes_with_cache
 from tether.models.fast.linear_logprobs import float32_product, linear_logprobs
 from tether.models.policy import Policy
@@ -111,7 +112,7 @@ class PrefixScorer:
         for texts in (prompts, reasonings):
             if not len(texts) or not all(len(text) for text in texts):
                 raise BadInput("scoring needs a prompt and a reasoning, and at least one token in each; leave out empty ones")
-            check_ids(texts, self.vocabulary_size)
+            check_ids(texts, self.vocabulary_size, sees=self.policy.vision is not None)
         positions = int(getattr(self._model.config.get_text_config(), "max_position_embeddings", 0) or 2**31)
         prompt = max(range(len(prompts)), key=lambda j: len(prompts[j]))
         reasoning = max(range(len(reasonings)), key=lambda n: len(reasonings[n]))
@@ -151,7 +152,7 @@ class PrefixScorer:
     def _one_prompt(self, prompt: Ids, texts: Sequence[Ids], budget: int) -> Scores:
         prompt_1T = torch.tensor([list(prompt)], device=self._model.device)
         fits = len(prompt) + len(texts[-1]) - 1 <= self.policy.max_positions
-        copies = self.backend == "copied" and fits
+        copies = self.backend == "copied" and fits and not (self.policy.vision is not None and self.policy.vision.sections)
         extra = 0 if copies else len(prompt)  # what a row holds beside the reasoning
         parts = list(cuts([len(text) + extra for text in texts], budget, padded=True))
         predict = self._after_cached(prompt_1T, max(map(len, parts))) if copies else self._after_whole(prompt_1T)
@@ -194,9 +195,14 @@ class PrefixScorer:
         return sums
 
 
-def check_ids(texts: Iterable[Sequence[int]], vocabulary_size: int | None) -> None:
-    """Refuse texts with token ids that a vocabulary does not hold; None, an unknown size, refuses only negative ones."""
+def check_ids(texts: Iterable[Sequence[int]], vocabulary_size: int | None, *, sees: bool = False) -> None:
+    """Refuse texts with token ids that a vocabulary does not hold; None, an unknown size, refuses only negative ones. Images are for models that
+    see."""
     for text in texts:
+        if len(text) and max(text) >= IMAGE_IDS:
+            if not sees:
+                raise BadInput("the prompts hold images, and the scorer reads text only; score with a model that reads images")
+            text = [token for token in text if token < IMAGE_IDS]
         if len(text) and (min(text) < 0 or (vocabulary_size is not None and max(text) >= vocabulary_size)):
             wrong = int(min(text) if min(text) < 0 else max(text))
             holds = "token ids from 0" if vocabulary_size is None else f"token ids 0 to {vocabulary_size - 1}"

@@ -47,7 +47,11 @@ class SharedPrefix:
         self._lengths = np.array([len(prompt) for prompt in prompts])
         self._starts = np.cumsum(self._lengths) - self._lengths
         ids = np.concatenate([np.asarray(prompt, dtype=np.int64) for prompt in prompts])
-        positions = np.arange(len(ids)) - np.repeat(self._starts, self._lengths)
+        positions, self._after = np.arange(len(ids)) - np.repeat(self._starts, self._lengths), self._lengths
+        if policy.vision is not None and policy.vision.sections:
+            placed = [policy.vision.places(prompt) for prompt in prompts]
+            positions = np.concatenate([places_3T for places_3T, _ in placed], axis=1)
+            self._after = np.array([after_T[-1] for _, after_T in placed])
         _ = policy.separable_head  # to be known before a pass changes how the module attends
         backbone = _kernel_backbone(policy)
         self._row: _Row = _RegistryRow(policy) if backbone is None else _KernelRow(backbone)
@@ -64,7 +68,7 @@ class SharedPrefix:
         offsets = np.tile(np.cumsum([0, *(len(text) for text in texts[:-1])]), len(prompts))
         steps_S = np.arange(fed.sum()) - np.repeat(starts, fed)
         source_S = steps_S + np.repeat(offsets, fed)
-        after_S = np.repeat(np.repeat(self._lengths[prompts], len(texts)), fed)
+        after_S = np.repeat(np.repeat(self._after[prompts], len(texts)), fed)
         each = int(fed.sum()) // len(prompts)
         spans = [
             PrefixSpan(n * each, (n + 1) * each, int(self._starts[p]), int(self._starts[p] + self._lengths[p]))
@@ -81,7 +85,8 @@ class _Row(Protocol):
     """The shortest attention window that a layer has asked for; not applied."""
 
     def features(self, lengths_B: Counts, spans: Sequence[PrefixSpan], ids_S: Counts, positions_S: Counts) -> Tensor:
-        """[S, D] of a row of texts with these lengths; spans say which prompts they continue, none for the prompts themselves."""
+        """[S, D] of a row of texts with these lengths; spans say which prompts they continue, none for the prompts themselves. Positions are [3, S]
+        where images have places of their own."""
         ...
 
 
@@ -105,7 +110,7 @@ class _RegistryRow:
         )
         current = Pass(pieces, padded_index, spans, self._stored, is_even=bool((lengths_B == longest).all()))
         with attending(policy.module, current):
-            features_SD: Tensor = policy.features(input_ids=ids[None], position_ids=positions[None], use_cache=False)[0]
+            features_SD: Tensor = policy.features(input_ids=ids[None], position_ids=positions[..., None, :], use_cache=False)[0]
         if not self._stored:
             raise NotShared(f"{type(policy.module).__name__} does not ask for an attention function")
         self.window = min(self.window, current.window)

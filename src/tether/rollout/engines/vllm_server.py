@@ -148,6 +148,8 @@ def save_untied(policy: Policy, folder: Path) -> None:
     model.save_pretrained(folder)
     assert policy.tokenizer is not None
     policy.tokenizer.save_pretrained(folder)
+    if policy.vision is not None:
+        policy.vision.image_processor.save_pretrained(folder)
 
 
 def _last_error(log: Path) -> str:

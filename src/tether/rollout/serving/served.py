@@ -133,7 +133,7 @@ class ServedModel:
         self.name, self.as_trained = name, as_trained
         self.policy = Policy(merged(loaded.model) if is_lora(loaded.model) else loaded.model, loaded.tokenizer, max_positions=max_context)
         self.tokenizer = loaded.tokenizer
-        self.chat = ChatFormat(loaded.tokenizer, self.policy.end_of_turn_ids)
+        self.chat = ChatFormat(loaded.tokenizer, self.policy.end_of_turn_ids, self.policy.vision)
         self.agent_chat = AgentChat(self.chat, tool_format)
         self._has_noted_name = False
         self.version = "0"

@@ -147,10 +147,10 @@ def run_sft(source: Source, settings: SftSettings, out: Path, progress: Progress
     progress("loading the model", 0, 1, "")
     seed_everything(settings.seed)
     check_fits(settings)
-    policy = load_policy(settings, settings.max_context)
+    policy = load_policy(settings, settings.max_context, train_vision=settings.learner.train_vision)
     progress("loading the model", 1, 1, "")
     assert policy.tokenizer is not None  # loaded with the model
-    made = demonstrations_of(source, settings, ChatFormat(policy.tokenizer, policy.end_of_turn_ids), progress)
+    made = demonstrations_of(source, settings, ChatFormat(policy.tokenizer, policy.end_of_turn_ids, policy.vision), progress)
     fit = fitting(made, policy.max_positions)
     learned, held_out = hold_out(fit, settings.held_out, settings.seed)
     adapters, size = is_lora(policy.module), sum(parameter.numel() for parameter in policy.module.parameters())

@@ -97,6 +97,8 @@ class SftLearnerSettings(Settings):
     """Tokens per forward pass; halved where memory runs out, the update stays the same."""
     gradient_checkpointing: bool | None = None
     """Compute activations again in the backward pass instead of keeping them. Null: as needed."""
+    train_vision: bool = False
+    """Train the vision tower of a model that sees, too."""
 
     def learner(self) -> LearnerSettings:
         """The same as settings of the learner, which is given the rate of every step."""

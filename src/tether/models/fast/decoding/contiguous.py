@@ -12,12 +12,14 @@ Shape legend: B rows that decode, K tokens sampled for each, S tokens fed to all
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tether.core.images import IMAGE_IDS
 from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.decoding.drafts import Drafts
@@ -173,7 +175,7 @@ class ContiguousDecoder:
         assert self._drafts is not None and plan.rounds == 1
         for slot, start, last_id in zip(slots, starts, last_ids, strict=True):
             self._drafts.write(slot, start, [last_id])
-        guesses = [self._drafts.guess(slot, plan.tokens) for slot in slots]
+        guesses = [list(takewhile(lambda token: token < IMAGE_IDS, self._drafts.guess(slot, plan.tokens))) for slot in slots]
         fed_BK = np.array([[last_id, *guess, *[0] * (plan.tokens - len(guess))] for last_id, guess in zip(last_ids, guesses, strict=True)])
         features_SD = self._pass.feed([self._row[slot] for slot in slots], starts, fed_BK.tolist())
         sampled = self._sample(features_SD, sampling, uniforms_BK.ravel())
@@ -188,7 +190,8 @@ class ContiguousDecoder:
     # ---------------------------------------------------------------------------------------------------------- sampling
 
     def _sample(self, features_BD: Tensor, sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> tuple[Tensor, Tensor]:
-        return sample(self._policy.logits(features_BD).float(), sampling, torch.from_numpy(uniforms_B).to(self._device))
+        never = () if self._policy.vision is None else self._policy.vision.never_sampled
+        return sample(self._policy.logits(features_BD).float(), sampling, torch.from_numpy(uniforms_B).to(self._device), never)
 
     @staticmethod
     def _output(samples: list[tuple[Tensor, Tensor]]) -> SampleOutput:

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -25,6 +27,7 @@ from tether.core.errors import BadInput
 from tether.models.fast.backbone import Attend, LlamaBackbone
 from tether.models.policy import Policy
 from tether.models.probing import disagreement_with, probe_ids, reason_against
+from tether.models.vision import Vision
 
 INITIAL_POSITIONS = 256
 PROBE_TOKENS = 6
@@ -44,6 +47,8 @@ class RowCache:
         self._targets = torch.empty(0), torch.empty(0)
         self._inside_BT: Tensor | None = None
         self._visible = 0
+        self._next_place: npt.NDArray[np.int64] = np.zeros((num_rows, 0), dtype=np.int64)
+        """[rows, positions]: the rotary position of what follows each token, where a model has fewer of these than tokens; see Vision.places."""
 
     def place(self, rows: slice | Tensor, positions_BT: Tensor, visible: int, inside_BT: Tensor | None = None) -> None:
         """Say where the next forward pass writes, and how far it sees; tokens that are not `inside` are padding and not written."""
@@ -62,6 +67,8 @@ class RowCache:
                 rows, filled = min(num_rows, len(buffer)), min(capacity, buffer.shape[2])
                 resized[:rows, :, :filled] = buffer[:rows, :, :filled]
                 buffers[layer] = resized
+        kept = self._next_place[:num_rows, :capacity]
+        self._next_place = np.pad(kept, ((0, num_rows - len(kept)), (0, capacity - kept.shape[1])))
         self.num_rows, self.capacity = num_rows, capacity
 
     def layer(self, index: int, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,6 +94,27 @@ class RowCache:
         """Overwrite rows with the first positions of another one."""
         for buffer in (*self.keys, *self.values):
             buffer[target, :, :length] = buffer[source, :, :length]
+        self._next_place[target, :length] = self._next_place[source, :length]
+
+    def rotary_places(
+        self, vision: Vision, rows: Sequence[int], starts: Sequence[int], texts: Sequence[Sequence[int]]
+    ) -> npt.NDArray[np.int64]:
+        """[3, S]: the rotary positions of texts that are fed to rows, one behind the other; remembered for what follows them."""
+        found = []
+        for row, start, text in zip(rows, starts, texts, strict=True):
+            if start + len(text) > self.capacity:
+                self.resize(self.num_rows, max(start + len(text), 2 * self.capacity, INITIAL_POSITIONS))
+            places_3T, after_T = vision.places(text, int(self._next_place[row, start - 1]) if start else 0)
+            self._next_place[row, start : start + len(text)] = after_T
+            found.append(places_3T)
+        return np.concatenate(found, axis=1)
+
+    def next_places(self, starts: Sequence[int]) -> npt.NDArray[np.int64]:
+        """[B]: those of one word for each of the first rows."""
+        rows, at = np.arange(len(starts)), np.asarray(starts)
+        places = np.where(at > 0, self._next_place[rows, np.maximum(at - 1, 0)], 0)
+        self._next_place[rows, at] = places + 1
+        return places
 
     def swap_rows(self, first: int, second: int, length: int) -> None:
         """Exchange the first positions of two rows."""
@@ -94,6 +122,7 @@ class RowCache:
             kept = buffer[first, :, :length].clone()
             buffer[first, :, :length] = buffer[second, :, :length]
             buffer[second, :, :length] = kept
+        self._next_place[[first, second], :length] = self._next_place[[second, first], :length]
 
     @property
     def position_bytes(self) -> int:
@@ -110,11 +139,14 @@ class CachedDecoder:
         self.cache = RowCache(num_rows)
 
     @torch.inference_mode()
-    def extend(self, rows: slice | Tensor, ids_BT: Tensor, starts_B: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+    def extend(
+        self, rows: slice | Tensor, ids_BT: Tensor, starts_B: Tensor, lengths_B: Tensor | None = None, places: Tensor | None = None
+    ) -> Tensor:
         """Feed `ids_BT` to `rows`, row b continuing at position starts_B[b]; returns the features of every fed position.
 
         Rows may be padded on the right with any id. `lengths_B` says how many tokens of each row are no padding (all, if not given): only
-        those are written and count against the model's positions.
+        those are written and count against the model's positions. `places`, [B, T] or [3, B, T], are the rotary positions where they are not
+        those of the tokens.
         """
         new_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         positions_BT = starts_B[:, None] + new_T
@@ -129,7 +161,7 @@ class CachedDecoder:
         mask.masked_fill_(hidden, torch.finfo(mask.dtype).min)
         return self.policy.features(
             input_ids=ids_BT,
-            position_ids=positions_BT.clamp(max=self.max_positions - 1),
+            position_ids=positions_BT.clamp(max=self.max_positions - 1) if places is None else places,
             attention_mask=mask[:, None],
             past_key_values=self.cache,
             use_cache=True,
@@ -199,6 +231,7 @@ class PaddedPass:
     def __init__(self, policy: Policy) -> None:
         self._decoder = CachedDecoder(policy, 0)
         self._device = policy.device
+        self._vision = policy.vision
         self.cache = self._decoder.cache
 
     def feed(self, rows: Sequence[int], starts: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
@@ -206,11 +239,20 @@ class PaddedPass:
         for n, text in enumerate(texts):
             ids_NT[n, : len(text)] = torch.tensor(text)
         rows_N, starts_N, lengths_N = (torch.tensor(x, device=self._device) for x in (rows, starts, [len(text) for text in texts]))
-        features_NTD = self._decoder.extend(rows_N, ids_NT.to(self._device), starts_N, lengths_N)
+        places: Tensor | None = None
+        if self._vision is not None and self._vision.sections:
+            flat_3S = torch.from_numpy(self.cache.rotary_places(self._vision, rows, starts, texts))
+            parts = flat_3S.split([len(text) for text in texts], dim=1)
+            places = torch.nn.utils.rnn.pad_sequence([part.T for part in parts], batch_first=True).permute(2, 0, 1).to(self._device)
+        features_NTD = self._decoder.extend(rows_N, ids_NT.to(self._device), starts_N, lengths_N, places)
         return features_NTD[torch.arange(ids_NT.shape[1], device=self._device) < lengths_N[:, None]]
 
     def step(self, ids_B: Tensor, starts: Sequence[int]) -> Tensor:
-        return self._decoder.extend(slice(0, len(ids_B)), ids_B[:, None], torch.tensor(starts, device=self._device))[:, 0]
+        places: Tensor | None = None
+        if self._vision is not None and self._vision.sections:
+            places = torch.from_numpy(self.cache.next_places(starts)).to(self._device)[:, None]
+        starts_B = torch.tensor(starts, device=self._device)
+        return self._decoder.extend(slice(0, len(ids_B)), ids_B[:, None], starts_B, places=places)[:, 0]
 
 
 class GroupedPass:
@@ -229,11 +271,17 @@ class GroupedPass:
             for parts in (texts, [range(start, start + len(text)) for start, text in zip(starts, texts, strict=True)])
         )
         ends = list(accumulate(len(text) for text in texts))
+        vision = self._backbone.vision
+        if vision is not None and vision.sections:
+            positions_S = torch.from_numpy(self.cache.rotary_places(vision, rows, starts, texts)).to(self._device)
         return self._backbone.features(ids_S, positions_S, self._to_texts(rows, starts, ends))
 
     def step(self, ids_B: Tensor, starts: Sequence[int]) -> Tensor:
         starts_B = torch.tensor(starts, device=self._device)
-        return self._backbone.features(ids_B, starts_B, self._to_rows(starts_B, max(starts) + 1, min(starts) == max(starts)))
+        vision, places_B = self._backbone.vision, starts_B
+        if vision is not None and vision.sections:
+            places_B = torch.from_numpy(self.cache.next_places(starts)).to(self._device)
+        return self._backbone.features(ids_B, places_B, self._to_rows(starts_B, max(starts) + 1, min(starts) == max(starts)))
 
     def _to_texts(self, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Attend:
         """Attention of each text to itself and to what its row holds before it."""

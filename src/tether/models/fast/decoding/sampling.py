@@ -13,6 +13,8 @@ Log-probs are those of the whole distribution at the temperature, whatever was e
 Shape legend: B rows, V vocabulary, C candidates.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,18 +26,21 @@ FLOAT_BITS = 30
 """Bits that tell the probabilities of float32 apart: the sign and the highest bit of the exponent are never set."""
 
 
-def sample(logits_BV: Tensor, sampling: Sampling, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+def sample(logits_BV: Tensor, sampling: Sampling, uniforms_B: Tensor, never: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
     """Sampled ids [B] and their log-probs [B] at the sampling temperature; temperature 0 takes the most likely token.
 
     A uniform u picks the first token whose cumulative probability exceeds u, so a token of probability zero is never sampled. Of logits
-    that are not finite some token is sampled, with a log-prob that is not a number: the caller has to check for that.
+    that are not finite some token is sampled, with a log-prob that is not a number: the caller has to check for that. Tokens of `never`
+    are not sampled, however likely.
     """
     scaled_BV = logits_BV.float() if sampling.temperature in (0, 1) else logits_BV.float() / sampling.temperature
     logprobs_BV = torch.log_softmax(scaled_BV, dim=-1)
     if sampling.temperature == 0:
-        ids_B = logits_BV.argmax(dim=-1)
+        ids_B = (logits_BV.index_fill(1, torch.tensor(never, device=logits_BV.device), -torch.inf) if never else logits_BV).argmax(dim=-1)
     else:
         probs_BV = logprobs_BV.exp()
+        if never:
+            probs_BV[:, list(never)] = 0.0
         if sampling.truncates:
             probs_BV = torch.where(probs_BV >= least_probability(probs_BV, sampling)[:, None], probs_BV, 0.0)
         cumulative_BV = probs_BV.cumsum(dim=-1)
