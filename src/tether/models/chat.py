@@ -189,7 +189,7 @@ class ChatFormat:
                 text = text.rstrip()
         return text if text.rstrip().endswith(THINK_OPEN) else text + THINK_OPEN
 
-    def _rendered(self, messages: Sequence[dict[str, Any]], *, prompt: bool = True, **arguments: Any) -> str:
+    def _rendered(self, messages: list[dict[str, Any]], *, prompt: bool = True, **arguments: Any) -> str:
         """What the template makes of messages, with the markers of their images."""
         if self.vision is not None:
             messages = [{**message, "content": self._parts(message.get("content"))} for message in messages]
