@@ -71,6 +71,9 @@ def diagnose(
     tokenizer: Annotated[
         str | None, typer.Option(help="The model whose token ids the rollouts hold, if it is not the one that scores; needed for a server.")
     ] = None,
+    text_only: Annotated[
+        bool, typer.Option("--text-only", help="Leave pictures out of the prompts, for a model that reads text only.")
+    ] = False,
 ) -> None:
     """Does the reasoning of these rollouts depend on its input?"""
     from tether.diagnostics.audit import audit
@@ -94,6 +97,7 @@ def diagnose(
             bootstrap=bootstrap,
             device=device,
             tokenizer=tokenizer,
+            text_only=text_only,
             out=out,
             progress=bars,
         )

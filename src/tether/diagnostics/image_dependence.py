@@ -46,6 +46,9 @@ class ImageDependence:
         return {**found, "image_prompts": self.num_prompts} if found else {}
 
 
+NO_IMAGES = ImageDependence({}, {}, 0)
+
+
 def measure_images(
     scorer: Any, prompts: Sequence[Ids], reasonings: Sequence[Ids], source: Sequence[int], own: Any, *, resamples: int, seed: int
 ) -> ImageDependence:

@@ -30,7 +30,7 @@ def test_the_example_of_the_record(tmp_path: Path) -> None:
     assert read_one(tmp_path, PLAIN) == Rollout(
         step=3,
         group="p1",
-        trajectory=where,
+        trajectory=1,
         turn=0,
         where=where,
         prompt="2+2?",

@@ -81,7 +81,7 @@ def test_requests_of_every_shape_are_chat_messages(tmp_path: Path) -> None:
     tool = {"id": "f1", "type": "function", "function": {"name": "look", "arguments": arguments}}
     chat_turns = [
         {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "Go."}, {"type": "image_url", "image_url": {"url": "data:"}}]},
+        {"role": "user", "content": [{"type": "text", "text": "Go."}, {"type": "input_audio", "input_audio": {"data": ""}}]},
         {"role": "assistant", "content": None, "tool_calls": [tool]},
         {"role": "tool", "content": "a wall", "tool_call_id": "f1"},
     ]
@@ -101,7 +101,7 @@ def test_requests_of_every_shape_are_chat_messages(tmp_path: Path) -> None:
     answered = {"role": "tool", "content": "a wall", "tool_call_id": "f1"}
     assert found[0].messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go."}, called, answered]
     assert (
-        found[1].messages is not None and found[1].messages[1]["content"] == "Go.[image_url]" and found[1].messages[0]["role"] == "system"
+        found[1].messages is not None and found[1].messages[1]["content"] == "Go.[input_audio]" and found[1].messages[0]["role"] == "system"
     )
     assert found[1].messages[2]["tool_calls"] == called["tool_calls"]
     assert [rollout.turn for rollout in found] == [1, 1, 0, 0, 0]

@@ -67,6 +67,7 @@ def audit(
     bootstrap: int = 1000,
     device: str | None = None,
     tokenizer: str | None = None,
+    text_only: bool = False,
     out: Path | str | None = None,
     progress: AuditProgress | None = None,
 ) -> Audit:
@@ -91,6 +92,7 @@ def audit(
         bootstrap: resamples for the intervals, 100 or more.
         device: where the model computes; the GPU if there is one.
         tokenizer: the model whose token ids the rollouts hold, if it is not the one that scores; needed for a server.
+        text_only: leave pictures out of the prompts and measure the text alone, which a model without eyes can score.
         out: where an HTML report goes; none is written if left out.
         progress: told of bytes read and prompts scored.
     """
@@ -116,6 +118,7 @@ def audit(
         split=split,
         bad_lines="skip" if skip_bad else "raise",
         progress=progress.read if progress else None,
+        text_only=text_only,
     )
     if model is None and run is None:
         next(iter(reader), None)
@@ -209,7 +212,7 @@ def audit_sample(
         notes: what is already known and belongs before the notes of the result.
         recorded: step to the metrics that the run itself recorded, if it is one of Tether's.
     """
-    encoder = Encoder(model.tokenizer, model.vocabulary, model.positions, collected.tally.writer)
+    encoder = Encoder(model.tokenizer, model.vocabulary, model.positions, collected.tally.writer, model.vision, model.name)
     encoded = [encoder.pairs(drawn) for drawn in collected.drawn]
     if stage is not None:
         stage("scoring", sum(len(pairs.prompts) for pairs in encoded if _lack(pairs) is None))
@@ -323,6 +326,8 @@ def _records(collected: Collected, windows: Sequence[WindowAudit]) -> list[StepR
                 "information/mi_seq": information.mi_seq,
                 "information/h_conditional": information.h_conditional,
                 "information/num_prompts": float(found.num_prompts),
+                "information/h_conditional_seq": information.h_conditional_seq,
+                **{f"information/{name}": value for name, value in found.images.metrics.items()},
             }
     return [StepRecord(step, values) for step, values in sorted(metrics.items())]
 

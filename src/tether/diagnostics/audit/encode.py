@@ -18,8 +18,10 @@ from jinja2.exceptions import TemplateError
 
 from tether.core.errors import BadInput
 from tether.core.grammar import THINK_OPEN
+from tether.core.images import IMAGE_IDS, MARKER, Image, digest_of, find_runs, image_digests
 from tether.diagnostics.pairs import beginning_ids, most_common
 from tether.diagnostics.rollouts import Rollout
+from tether.runs.images import read_image
 
 REASONING_TOKENS = 1024
 """Of a reasoning at most so many tokens are scored, its beginning."""
@@ -45,6 +47,8 @@ class EncodedPairs:
     texts: list[str] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
     drawn: list[Rollout] = field(default_factory=list)
+    images: dict[str, Image] = field(default_factory=dict)
+    """The pictures of the prompts, by digest: held until all is scored and shown."""
 
 
 @dataclass(slots=True)
@@ -59,6 +63,10 @@ class Encoder:
     """Tokens the model can see; None where it has no limit of its own."""
     writer: str = "the model that wrote the rollouts"
     """Whose token ids the rollouts hold, for messages."""
+    vision: Any = None
+    """How the model sees (tether.models.vision); None for one that reads text only."""
+    model: str = "the model"
+    """Its name, for messages."""
     num_prompts_cut: int = 0
     num_reasonings_cut: int = 0
     num_leads_replaced: int = 0
@@ -68,6 +76,8 @@ class Encoder:
     _added: Ids = ()
     _checked: int = 0
     _foreign: list[tuple[str, str, str]] = field(default_factory=list)
+    _images: dict[str, Image] = field(default_factory=dict)
+    """Of the window that is being encoded."""
 
     def __post_init__(self) -> None:
         self._added = beginning_ids(self.tokenizer)
@@ -75,6 +85,7 @@ class Encoder:
     def pairs(self, drawn: Sequence[Rollout]) -> EncodedPairs:
         """The pairs of one window."""
         pairs = EncodedPairs()
+        self._images = pairs.images
         columns: dict[Ids, int] = {}
         leads: dict[tuple[Any, Any], list[str]] = {}
         for member in drawn:
@@ -85,6 +96,7 @@ class Encoder:
         longest = max((len(ids) for ids, _ in encoded), default=0)
         for member, (reasoning, text) in zip(drawn, encoded, strict=True):
             lead = common[member.step, member.group]
+            self._hold_images(member)
             prompt = self._prompt(member, lead, longest)
             column = columns.get(prompt, len(columns))
             if seen.setdefault((column, text), member.step) != member.step:
@@ -181,6 +193,8 @@ class Encoder:
         if self.positions and len(ids) > self.positions - longest:
             self.num_prompts_cut += 1
             ids = ids[longest - self.positions :]
+            while (runs := find_runs(ids)) and runs[0].patch:  # an image is whole or not there
+                ids = ids[runs[0].start + runs[0].length :]
         return ids or self._encoded("\n")
 
     def _rendered(self, messages: list[dict[str, Any]]) -> str:
@@ -194,13 +208,49 @@ class Encoder:
                 "use the model that wrote the rollouts, or give prompts as text"
             ) from error
 
+    def _hold_images(self, member: Rollout) -> None:
+        """Keep the pictures of a rollout; a model without eyes is refused."""
+        digests = image_digests(member.prompt_ids or ()) if member.image_folder is not None else []
+        if not digests and not member.images:
+            return
+        if self.vision is None:
+            raise BadInput(
+                f"{member.where}: the prompt holds images, and {self.model} reads text only; give a --model that sees, such as "
+                "Qwen/Qwen2.5-VL-3B-Instruct, or measure the text alone with --text-only (text_only=True in Python)"
+            )
+        for image in member.images:
+            self._images[image.digest] = image
+        for digest in digests:
+            if digest not in self._images:
+                assert member.image_folder is not None  # there are no digests without
+                self._images[digest] = read_image(member.image_folder, digest)
+
     def _encoded(self, text: str) -> Ids:
+        """A text as tokens; a picture of the window in it as the model's processor writes it."""
+        if not self._images:
+            return self._words(text)
+        ids: Ids = ()
+        for place, part in enumerate(MARKER.split(text)):
+            known = self._images.get(part) if place % 2 else None
+            ids += self._words(part if place % 2 == 0 else f"<image:{part}>") if known is None else tuple(self.vision.expand(known))
+        return ids
+
+    def _words(self, text: str) -> Ids:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def _decoded(self, ids: Ids) -> str:
+        """Tokens as text, a picture as its marker."""
+        text, start = "", 0
+        for run in find_runs(ids):
+            text += self._plain(ids[start : run.start]) + ("" if run.patch else f"<image:{run.digest}>")
+            start = run.start + run.length
+        return text + self._plain(ids[start:])
+
+    def _plain(self, ids: Ids) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _check_vocabulary(self, ids: Ids, where: str) -> None:
+        ids = tuple(token for token in ids if token < IMAGE_IDS or digest_of(token) not in self._images)
         if ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
             worst = max(ids) if min(ids) >= 0 else min(ids)
             raise BadInput(

@@ -24,9 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tether.core.errors import BadInput
+from tether.core.images import without_markers
 from tether.core.reasoning import (
     COLLAPSES,
     Evidence,
+    ImageEvidence,
     MissingReasoning,
     Retrieval,
     Signal,
@@ -40,6 +42,7 @@ from tether.core.reasoning import (
 from tether.diagnostics.audit.encode import EncodedPairs
 from tether.diagnostics.audit.lexical import Elsewhere, LexicalMeasures, find_elsewhere, measure_lexical
 from tether.diagnostics.cross_score import cross_score
+from tether.diagnostics.image_dependence import NO_IMAGES, ImageDependence, measure_images
 from tether.diagnostics.information import Information, measure_information
 from tether.diagnostics.templates import SlotKind, Templates, find_templates
 
@@ -78,6 +81,8 @@ class Measurement:
     """None where no reasoning holds a word."""
     loose_share: float
     """Share of the reasonings that follow a template in which nothing follows the prompt; 0 where the prompt decides which one."""
+    images: ImageDependence = NO_IMAGES
+    """What the reasonings lose with other images, where prompts hold any."""
 
     @property
     def retrieval(self) -> Retrieval:
@@ -116,9 +121,14 @@ def measure(pairs: EncodedPairs, scorer: object, *, bootstrap: int, seed: int, a
         unigram_nats=unigram_nats(pairs.reasonings),
         elsewhere=_elsewhere(scores, lengths, own, seed),
         adjusted=_adjusted(scores / lengths[:, None], own, information, bootstrap, seed),
-        lexical=measure_lexical(pairs.texts, pairs.source, pairs.prompt_texts, bootstrap=bootstrap, seed=seed),
+        lexical=measure_lexical(
+            pairs.texts, pairs.source, [without_markers(text) for text in pairs.prompt_texts], bootstrap=bootstrap, seed=seed
+        ),
         templates=templates,
         loose_share=0.0 if templates is None else loose_share(templates),
+        images=measure_images(
+            scorer, pairs.prompts, pairs.reasonings, pairs.source, scores[np.arange(len(own)), own], resamples=bootstrap, seed=seed
+        ),
     )
 
 
@@ -236,4 +246,12 @@ def evidence_of(found: Measurement, absent: MissingReasoning = MissingReasoning(
             nearest=lexical.nearest,
         ),
         without_reasoning=absent,
+        images=_image_evidence(found),
     )
+
+
+def _image_evidence(found: Measurement) -> ImageEvidence | None:
+    if "image_swapped" not in found.images.levels:
+        return None
+    ends = found.images.intervals["image_swapped"]
+    return ImageEvidence(found.images.levels["image_swapped"], *ends, found.mean_tokens, found.images.num_prompts)

@@ -249,6 +249,7 @@ def _measured(found: Measurement) -> Json:
             "prompt_overlap": _retrieval(lexical.prompt_overlap),
         },
         "loose_share": found.loose_share,
+        **({"images": found.images.metrics} if found.images.levels else {}),
     }
 
 

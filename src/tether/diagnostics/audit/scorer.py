@@ -27,6 +27,8 @@ class AuditScorer:
     positions: int | None
     """Tokens it can see; None where it does not say."""
     precision: str
+    vision: Any = None
+    """How it sees; None for a model that reads text only, and for a server."""
 
 
 def is_server(name: str) -> bool:
@@ -78,7 +80,8 @@ def loaded_scorer(loaded: "LoadedModel", *, tokenizer: str | None = None, name: 
     positions = reach if reach < ANY_ID else None
     written = own if tokenizer is None else _tokenizer(tokenizer)
     if same_tokens(written, own):
-        return AuditScorer(name, scorer, own, scorer.vocabulary_size, positions, scorer.precision)
+        vision = getattr(scorer.policy, "vision", None)
+        return AuditScorer(name, scorer, own, scorer.vocabulary_size, positions, scorer.precision, vision)
     return AuditScorer(name, RetokenizedScorer(scorer, written, own), written, len(written), positions, scorer.precision)
 
 

@@ -70,6 +70,8 @@ class Format:
     """The turns of a record; the second argument is its place in the file."""
     is_log: bool = False
     """Of model calls: a group is the first message of the user."""
+    prompt: str = "prompt"
+    """The field of the prompt, where it is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +285,9 @@ def _load() -> dict[str, Format]:
     for name, section in tomllib.loads(text).items():
         framework = Framework(**section)
         rollouts = getattr(traces, framework.reader) if framework.reader else framework.rollouts
-        formats[name] = Format(name, framework.title, framework.expects, framework.recognises, rollouts, bool(framework.request))
+        formats[name] = Format(
+            name, framework.title, framework.expects, framework.recognises, rollouts, bool(framework.request), framework.prompt or "prompt"
+        )
     expects = "prompt or messages, response or reasoning"
     formats["generic"] = Format("generic", "generic records", expects, GenericFormat.recognises, GenericFormat().rollouts)
     return formats
@@ -300,7 +304,7 @@ def named_format(name: str | None, fields: Mapping[str, str] | None) -> Format |
         return FORMATS[name] if name is not None else None
     if name not in (None, "generic"):
         raise BadInput(f"a field map is for generic records, but format '{name}' was asked for; leave one of them out")
-    return dataclasses.replace(FORMATS["generic"], rollouts=GenericFormat(fields).rollouts)
+    return dataclasses.replace(FORMATS["generic"], rollouts=GenericFormat(fields).rollouts, prompt=fields.get("prompt", "prompt"))
 
 
 def recognised(records: Sequence[Record]) -> Format | None:

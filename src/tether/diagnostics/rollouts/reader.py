@@ -13,9 +13,11 @@ from typing import Any, Literal
 
 from tether.core.enums import StopReason
 from tether.core.errors import BadInput, did_you_mean
+from tether.core.images import IMAGE_IDS, Image, has_images
 from tether.diagnostics.rollouts.containers import Item, Progress, items
 from tether.diagnostics.rollouts.folders import RolloutFile, Source, listed, rollout_files
 from tether.diagnostics.rollouts.formats import NUM_TRIED, Format, detect, field_paths, hashable, named_format, recognised, what_else
+from tether.diagnostics.rollouts.pictures import may_hold_images, with_markers
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.diagnostics.rollouts.record import BadRecord, ErroredEpisode, OtherRecord, Rollout, Tally
 from tether.diagnostics.rollouts.traces import Attempts
@@ -49,6 +51,7 @@ def open_rollouts(
     split: str | None = "train",
     bad_lines: BadLines = "raise",
     progress: Progress | None = None,
+    text_only: bool = False,
 ) -> "RolloutReader":
     """A reader of saved rollouts; whatever is wrong with the arguments or the first records is said here.
 
@@ -61,6 +64,7 @@ def open_rollouts(
         split: which episodes of a Tether run count, and which files of a folder that holds training and evaluation; None takes all.
         bad_lines: "raise" stops at the first record that cannot be used, "skip" leaves it out and counts it.
         progress: called with the bytes read so far and the bytes in all.
+        text_only: pictures are left out of the prompts, and not read.
     """
     if bad_lines not in ("raise", "skip"):
         raise BadInput(f"bad_lines is {bad_lines!r}; expected 'raise' or 'skip'")
@@ -73,10 +77,12 @@ def open_rollouts(
         first = [row for row in rows[:NUM_TRIED] if isinstance(row, Mapping)]
         if not first:
             raise BadInput("there are no rows; give mappings with prompt and response, or the path of a file")
-        return RolloutReader([], chosen or detect(first, "row 1"), rule, split, bad_lines, progress, rows=rows, group=group)
+        decided = chosen or detect(first, "row 1")
+        return RolloutReader([], decided, rule, split, bad_lines, progress, rows=rows, group=group, text_only=text_only)
     found = rollout_files(source, split)  # type: ignore[arg-type]  # not rows, so paths
     files, decided, notes = _choose_files(found.files, chosen, bad_lines)
-    return RolloutReader(files, decided, rule, split, bad_lines, progress, notes=[*found.notes, *notes], group=group)
+    notes = [*found.notes, *notes]
+    return RolloutReader(files, decided, rule, split, bad_lines, progress, notes=notes, group=group, text_only=text_only)
 
 
 def _rows(source: Any) -> list[Mapping[str, Any]] | None:
@@ -108,6 +114,7 @@ class RolloutReader:
         rows: Sequence[Mapping[str, Any]] | None = None,
         notes: Sequence[str] = (),
         group: str | None = None,
+        text_only: bool = False,
     ) -> None:
         if format.name == "tether" and rule.pattern is not None:
             raise BadInput("Tether's trajectories carry the place of the reasoning; leave the pattern out")
@@ -122,6 +129,9 @@ class RolloutReader:
         self._rows = rows
         self._notes = list(notes)
         self._group = group
+        self._text_only = text_only
+        self._folder: Path | None = None
+        """Of the file that is being read."""
 
     @property
     def names(self) -> list[str]:
@@ -189,6 +199,7 @@ class RolloutReader:
                 if self._progress is not None:
                     self._progress(min(before + read, total), total)
 
+            self._folder = path.parent
             for item in items(path, report):
                 if attempts is not None and attempts.supersede(item.raw):
                     tally.num_records += 1
@@ -211,6 +222,7 @@ class RolloutReader:
                 tally.num_errored += 1
                 return []
         try:
+            record, images = self._seen(record, item)
             found = [self._rule.apply(rollout) for rollout in self.format.rollouts(record, item.where)]
         except KeyError as error:
             raise BadRecord(f"has no field {error}; expected {self.format.title} ({self.format.expects})") from error
@@ -228,7 +240,21 @@ class RolloutReader:
                 raise BadRecord(f"has no field '{self._group}' to group by; {did_you_mean(self._group, field_paths(record))}")
             found = [dataclasses.replace(rollout, group=hashable(group)) for rollout in found]
         tally.num_without_turns += not found
-        return found
+        return [self._with_images(rollout, images) for rollout in found]
+
+    def _seen(self, record: Mapping[str, Any], item: Item) -> tuple[Mapping[str, Any], tuple[Image, ...]]:
+        """The record with markers in the place of its pictures, and these; Tether's own have ids instead."""
+        if self.format.name == "tether" or not may_hold_images(item.raw):
+            return record, ()
+        return with_markers(record, self.format.prompt, self._folder, text_only=self._text_only)
+
+    def _with_images(self, rollout: Rollout, images: tuple[Image, ...]) -> Rollout:
+        ids = rollout.prompt_ids
+        if self.format.name == "tether" and ids is not None and has_images(ids):
+            if self._text_only:
+                return dataclasses.replace(rollout, prompt_ids=tuple(token for token in ids if token < IMAGE_IDS))
+            return dataclasses.replace(rollout, image_folder=self._folder)
+        return dataclasses.replace(rollout, images=images) if images else rollout
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tether.core.grammar import THINK_OPEN
+from tether.core.images import Image
 
 BLANK = "blank"
 MISSING = {
@@ -83,6 +85,10 @@ class Rollout:
     reward: float | None = None
     """Of the whole episode; None where the file has none, or one that is not finite."""
     success: bool | None = None
+    images: tuple[Image, ...] = ()
+    """The pictures that stand as markers in its texts: they are known as long as the rollout holds them."""
+    image_folder: Path | None = None
+    """Of Tether's own records: where the pictures lie whose patches are among the ids; read by what needs them."""
 
     @property
     def has_reasoning(self) -> bool:

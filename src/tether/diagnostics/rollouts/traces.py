@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tether.core.errors import BadInput
 from tether.core.grammar import parse_response
 from tether.diagnostics.rollouts import values
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.diagnostics.rollouts.record import BadRecord, ErroredEpisode, Rollout, prompt_group
 from tether.diagnostics.rollouts.values import Record, conversation_turns, split_conversation, with_tool_calls
+from tether.runs.schema import recorded_context
 
 _LINE_HEAD = re.compile(rb'\s*\{"step": (\d+), "split": "([^"\\]*)", "attempt": (\d+), ')
 """How the run store begins a line: enough to place it without parsing its token ids."""
@@ -53,6 +55,10 @@ def tether_rollouts(record: Record, where: str) -> Iterator[Rollout]:
         sampled = values.token_ids(turn.get("response_ids"), f"{named}.response_ids")
         if context is None or sampled is None:
             raise BadRecord(f"{named} has no token ids; expected context_ids and response_ids")
+        try:
+            context = recorded_context(turn)
+        except BadInput as error:
+            raise BadRecord(f"{named}: {error}") from error
         seen = context if turn.get("fresh") else seen + context
         response = values.text(turn.get("response"), f"{named}.response") or ""
         start, found = 0, dict[str, Any](missing="unclosed")
