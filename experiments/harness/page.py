@@ -73,7 +73,7 @@ def plot_name(plot: Plot, scale: str) -> str:
 def readme_block(library: Library, name: str, found: Sequence[Results]) -> str:
     """Claim, command, the paper's values, ours, verdicts and what was not run."""
     grid = library.grids[name]
-    parts = [f"**Claim.** {grid.claim}", f"    tether reproduce {name} --scale tiny", _cost(library, found)]
+    parts = [f"**Claim.** {grid.claim}", f"    tether reproduce {name} --scale {next(iter(grid.scales), 'tiny')}", _cost(library, found)]
     parts += _paper(library.papers[name])
     for results in found:
         parts.append(f"## Results at scale {results.scale}")

@@ -112,16 +112,18 @@ def test_seeds_that_are_none(text: str) -> None:
 
 def test_every_folder_is_in_the_order(published: Library) -> None:
     folders = {path.parent.name for path in EXPERIMENTS.glob("*/grid.yaml")}
-    assert folders == set(published.shared.order) == set(published.papers) and len(folders) == 18
+    assert folders == set(published.shared.order) == set(published.papers) and len(folders) == 19
     assert all(published.papers.values()), "a folder lacks paper.yaml"
 
 
 def test_every_cell_has_valid_settings_and_a_hash_of_its_own(published: Library) -> None:
     """Cells are checked by `tether train`'s own settings; two arms that are the same run would be run twice."""
+    counts = {}
     for scale in published.shared.scales:
         cells = {cell.id: cell for name in published.grids for cell in published.own_cells(name, scale)}
         assert len({cell.id.rpartition("-")[2] for cell in cells.values()}) == len(cells)
-    assert len(cells) == 30
+        counts[scale] = len(cells)
+    assert counts.pop("tiny") > 200 and counts == {"qwen-1.5b": 30, "qwen-vl-3b": 24}
 
 
 def test_every_published_cell_is_found_by_its_settings(published: Library) -> None:
@@ -130,7 +132,7 @@ def test_every_published_cell_is_found_by_its_settings(published: Library) -> No
         stored = {path.stem for path in (EXPERIMENTS / "cells" / scale).glob("*.json")}
         seeds = sorted({int(name.rpartition("-seed")[2].partition("-")[0]) for name in stored})
         ids = {cell.id for name in published.grids for cell in published.own_cells(name, scale, seeds)}
-        assert stored and not stored - ids
+        assert bool(stored) == (scale != "qwen-vl-3b") and not stored - ids, "of that one no cell was run"
 
 
 @pytest.mark.parametrize("name", [path.parent.name for path in sorted(EXPERIMENTS.glob("*/grid.yaml"))])
@@ -139,6 +141,10 @@ def test_every_experiment_can_be_judged_and_tried(published: Library, name: str)
     assert grid.claims
     for claim in grid.claims:
         assert claim.rule.judge(Outcomes([])).verdict is Verdict.NOT_RUN
+    if name == "modality":  # of a model that sees
+        with pytest.raises(BadInput, match="runs nothing at scale tiny"):
+            published.in_small(name)
+        return
     plan = next((published.grids[source].scales.get("tiny") for source in (name, *grid.reads) if published.grids[source].scales), None)
     assert plan is not None and len(parse_seeds(plan.seeds)) >= 3
     assert 1 <= len(published.in_small(name).cells(name, "tiny")) <= 4
