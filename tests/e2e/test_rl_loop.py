@@ -25,6 +25,7 @@ def example() -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.MAX_TOKENS = 40
     return module
 
 
@@ -50,6 +51,7 @@ def test_its_gradient_is_that_of_the_learner(example: Any) -> None:
     algorithm = preset("grpo")
     packed = pack([t for group in groups for t in group.trajectories])
     batch = example.with_advantages(packed, algorithm)
+    assert batch.advantages_BT.abs().max() > 0
     optimizer = torch.optim.AdamW(policies[0].module.parameters(), lr=1e-3, weight_decay=0.0)
     loss = example.update(policies[0], batch, algorithm, optimizer)
 

@@ -21,9 +21,9 @@ from tether.runs.store import RunStore
 
 SETTINGS: dict[str, Any] = {
     "steps": 2,
-    "rollout": {"num_groups": 2, "group_size": 3, "max_tokens": 24, "max_context": 900, "max_rows": 8},
+    "rollout": {"num_groups": 2, "group_size": 2, "max_tokens": 24, "max_context": 900, "max_rows": 8},
     "learner": {"update_batch": 4, "learning_rate": 1e-4},
-    "evaluation": {"prompts": 2},
+    "evaluation": {"prompts": 1},
     "diagnosis": {"every": 0},
     "algorithm": {"importance_cap": 2.0},
     "filter": "all",

@@ -20,7 +20,7 @@ from tether.training.settings import RunSettings
 BASE: dict[str, Any] = {
     "env": {"name": "frozen_lake", "options": {"max_turns": 2}},
     "model": {"device": "cpu"},
-    "rollout": {"num_groups": 2, "group_size": 2, "max_tokens": 40},
+    "rollout": {"num_groups": 2, "group_size": 2, "max_tokens": 28},
     "filter": {"strategy": "all"},
     "diagnosis": {"every": 1},
     "evaluation": {"prompts": 1},
@@ -39,7 +39,9 @@ def _one_step(folder: Path, changes: dict[str, dict[str, Any]]) -> tuple[list[An
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], dict[str, float]]:
-    return _one_step(tmp_path_factory.mktemp("reference") / "run", {})
+    sampled, metrics = _one_step(tmp_path_factory.mktemp("reference") / "run", {})
+    assert metrics["groups/rv_mean"] > 0, "there is something to learn"
+    return sampled, metrics
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
@@ -121,6 +123,7 @@ SHORT: dict[str, Any] = {
 RUNS: dict[str, dict[str, Any]] = {
     "ppo, bfloat16, a reference in the reward": {
         "model": {"dtype": "bfloat16"},
+        "env": {"options": {"max_turns": 1, "few_shot": 0}},
         "learner": {"learning_rate": 1e-4},
         "algorithm": {"name": "ppo", "kl_coef": 0.05, "kl_mode": "reward"},
     },

@@ -206,24 +206,26 @@ def test_an_unknown_mode(chat: Any) -> None:
         make_context("last-k", 1, chat)
 
 
-@pytest.fixture(scope="module", params=["full", "last_k", pytest.param("single_turn", marks=pytest.mark.long), "markov"])
-def played(request: Any, tiny: Any, chat: Any) -> Any:
+@pytest.fixture(
+    scope="module", params=["full", "last_k", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("single_turn", "markov"))]
+)
+def played(request: Any, deep_tiny: Any, chat: Any) -> Any:
     """Groups of sampled episodes of several turns."""
     plan = training_plan(run=3, step=1, num_groups=2, group_size=2)
     rules = EpisodeRules(1000, 40, -0.1, context=request.param, last_k=2)
     episodes = [Episode(tether.make_env("sokoban", max_turns=5, few_shot=0), chat, seeds, rules) for seeds in plan]
-    NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=3).run(episodes, Sampling(0.8, 40))
+    NativeEngine(Policy(deep_tiny.model, deep_tiny.tokenizer), max_rows=3).run(episodes, Sampling(0.8, 40))
     return request.param, group_trajectories(episode.trajectory for episode in episodes)
 
 
-def test_the_learner_scores_what_was_sampled(tiny: Any, played: Any) -> None:
+def test_the_learner_scores_what_was_sampled(deep_tiny: Any, played: Any) -> None:
     mode, groups = played
     trajectories = [t for group in groups for t in group.trajectories]
     batch = pack(trajectories)
     assert max(len(t.turns) for t in trajectories) == 5
     longest = [t for t in trajectories if len(t.turns) == 5]
     assert {len(t.sequences) for t in longest} == {{"full": 1, "last_k": 3, "single_turn": 5, "markov": 5}[mode]}
-    split = Policy(tiny.model)
+    split = Policy(deep_tiny.model)
     with torch.inference_mode():
         found = token_logprobs(split, batch.ids_BT, batch.loss_mask_BT, batch.lengths_B, 0.8, max_tokens=4096)
     sampled = batch.behavior_logprobs_BT[batch.loss_mask_BT]

@@ -90,8 +90,8 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def play(tiny: Any, chat: Any, env: str, speculative_tokens: int, **rollout: Any) -> tuple[list[Group], NativeEngine]:
-    given = {"env": {"name": env}, "model": {"name": "tiny"}, "rollout": {"num_groups": 2, "group_size": 6, "max_tokens": 80, **rollout}}
-    settings = validate(RunSettings, given)
+    sizes = {"num_groups": 2, "group_size": 4, "max_tokens": 40, **rollout}
+    settings = validate(RunSettings, {"env": {"name": env, "options": {"max_turns": 2}}, "model": {"name": "tiny"}, "rollout": sizes})
     policy = Policy(tiny.model, tiny.tokenizer)
     rules = episode_rules(settings, policy)
     engine = NativeEngine(
@@ -114,10 +114,16 @@ def logprobs(groups: list[Group]) -> list[float]:
     return [x for group in groups for one in group.trajectories for turn in one.turns for x in turn.logprobs]
 
 
+@pytest.fixture(scope="module")
+def plain(tiny: Any, chat: Any) -> list[Group]:
+    """What is played without drafts."""
+    return play(tiny, chat, "frozen_lake", 0)[0]
+
+
 @pytest.mark.parametrize(
     ("env", "rollout"),
     [
-        ("frozen_lake", {}),
+        pytest.param("frozen_lake", {}, marks=pytest.mark.long),
         ("frozen_lake", {"temperature": 0.5, "top_p": 0.9}),
         ("frozen_lake", {"context": "last_k", "last_k": 1}),
         pytest.param("sokoban", {"max_rows": 5}, marks=pytest.mark.long),
@@ -138,17 +144,15 @@ def test_trajectories_are_the_same_in_fewer_calls(tiny_on_device: Any, chat: Any
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_where_memory_runs_out_nothing_changes(tiny: Any, chat: Any) -> None:
-    plain, _ = play(tiny, chat, "frozen_lake", 0)
-    drafted, engine = play(tiny, chat, "frozen_lake", 4, cache_gb=0.015)
+def test_where_memory_runs_out_nothing_changes(tiny: Any, chat: Any, plain: list[Group]) -> None:
+    drafted, engine = play(tiny, chat, "frozen_lake", 4, cache_gb=0.005)
     assert engine.statistics.evictions > 0 and engine.statistics.accepted_tokens > 0
     assert turns(drafted) == turns(plain)
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_drafts_that_are_seldom_right_pause(tiny: Any, chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_that_are_seldom_right_pause(tiny: Any, chat: Any, plain: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts_module, "TRIED_DRAFTS", 20)
-    plain, _ = play(tiny, chat, "frozen_lake", 0)
     monkeypatch.setattr(drafts_module, "LEAST_ACCEPTED", 0.0)
     _, always = play(tiny, chat, "frozen_lake", 4)
     monkeypatch.setattr(drafts_module, "LEAST_ACCEPTED", 4.1)  # more than a draft has
@@ -162,9 +166,10 @@ def test_drafts_that_are_seldom_right_pause(tiny: Any, chat: Any, monkeypatch: p
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_what_stands_behind_the_sampled_tokens_is_not_looked_at(tiny: Any, chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stands_behind_the_sampled_tokens_is_not_looked_at(
+    tiny: Any, chat: Any, plain: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A device leaves there what an earlier call wrote."""
-    plain, _ = play(tiny, chat, "frozen_lake", 0)
     speculate = ContiguousDecoder.speculate
 
     def with_leftovers(self: Any, *given: Any) -> Any:

@@ -146,14 +146,14 @@ def test_evictions_change_no_trajectory(
     assert beside or (engine.statistics.evictions > 0 and engine.statistics.recomputed_tokens > 0)
 
 
-def test_a_row_that_is_evicted_is_the_one_that_came_last(tiny: Any, chat: Any, longest: int) -> None:
+def test_a_row_that_is_evicted_is_the_one_that_came_last(deep_tiny: Any, chat: Any, longest: int) -> None:
     """The first dialogue is never disturbed: its whole conversation is fed once."""
     contexts = [tuple(range(10, 70)), tuple(range(20, 50))]
     talks = [Talk(2 * number, list(contexts)) for number in range(4)]
     order: list[int] = []
     for number, talk in enumerate(talks):
         talk.receive = lambda completion, talk=talk, number=number: (order.append(number), Talk.receive(talk, completion))[1]  # type: ignore[method-assign]
-    engine = _engine(tiny, 2 * 150)
+    engine = _engine(deep_tiny, 2 * 150)
     engine.run(talks, Sampling(0.9, 25))
     assert engine.statistics.evictions > 0
     assert order[0] == 0 and order.index(1) < order.index(3)
@@ -249,10 +249,10 @@ def test_only_beginnings_are_shared(tiny: Any) -> None:
     assert (engine.statistics.fed_tokens, engine.statistics.shared_tokens) == (20 + 2 * (1 + 7), 20)
 
 
-def test_what_is_computed_again_is_counted(tiny: Any) -> None:
+def test_what_is_computed_again_is_counted(deep_tiny: Any) -> None:
     """Room for two prompts of 20 and 10 tokens more each; the second gives way when the 31st position is due, and comes back whole."""
     talks = [Talk(0, [tuple(range(10, 30))]), Talk(2, [tuple(range(30, 50))])]
-    engine = _engine(tiny, 60)
+    engine = _engine(deep_tiny, 60)
     engine.run(talks, Sampling(0.9, 25, stop_ids=()))
     first, second = (len(talk.said[0]) for talk in talks)
     assert first > 12 and second > 12  # else this test shows nothing

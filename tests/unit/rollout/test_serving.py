@@ -180,7 +180,12 @@ def test_prompt_logprobs_are_the_models(tiny: Any, chat: Any, url: str) -> None:
     assert ServerScorer(url).score(ids[:2], ids[2:]) == pytest.approx(sum(expected[1:]), abs=1e-4)
 
 
-def test_chat_ends_as_in_training(chat: Any, url: str) -> None:
+def test_chat_ends_as_in_training(chat: Any, deep_tiny: Any) -> None:
+    with serving_model(deep_tiny, "tiny") as url:
+        _chat_ends(chat, url)
+
+
+def _chat_ends(chat: Any, url: str) -> None:
     env = make_env("frozen_lake", instructions="plain")
     shown = env.reset(0).text
     messages = [{"role": "system", "content": env.instructions}, {"role": "user", "content": shown}]

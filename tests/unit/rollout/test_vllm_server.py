@@ -39,8 +39,8 @@ def test_a_vllm_that_fails_is_one_line_with_its_log(tiny: Any, tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["vllm", "vllm.log"], "the model's copy is gone"
 
 
-def test_the_served_copy_has_a_head_of_its_own(tiny: Any, tmp_path: Path) -> None:
-    policy = Policy(*tiny)
+def test_the_served_copy_has_a_head_of_its_own(deep_tiny: Any, tmp_path: Path) -> None:
+    policy = Policy(*deep_tiny)
     save_untied(policy, tmp_path)
     copy = Policy(*load_model(str(tmp_path), device="cpu"))
     assert copy.module.config.tie_word_embeddings is False and policy.module.config.tie_word_embeddings is True

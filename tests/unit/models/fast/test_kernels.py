@@ -182,7 +182,15 @@ def test_paged_attention(new: tuple[int, ...], heads: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("new", [1, 3])
-@pytest.mark.parametrize(("lengths", "heads", "programs"), [((4, 37, 64), (6, 2), 264), ((5, 33), (4, 4), 1), ((17, 48), (8, 1), 8)])
+@pytest.mark.parametrize(
+    ("lengths", "heads", "programs"),
+    [
+        pytest.param((4, 37, 64), (6, 2), 264, marks=pytest.mark.long),  # as many programs as a GPU takes: by the interpreter five seconds
+        ((4, 37), (6, 2), 8),
+        ((5, 33), (4, 4), 1),
+        ((17, 48), (8, 1), 8),
+    ],
+)
 def test_attention_of_new_tokens(
     monkeypatch: pytest.MonkeyPatch, new: int, lengths: tuple[int, ...], heads: tuple[int, int], programs: int
 ) -> None:

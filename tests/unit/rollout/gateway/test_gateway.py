@@ -442,11 +442,11 @@ async def learner_agent(task: dict[str, Any], llm: ModelAddress) -> float:
 
 
 def train(folder: Path, tasks: Path, **more: Any) -> Any:
-    rollout = {"num_groups": 3, "group_size": 2, "max_tokens": 12}
+    rollout = {"num_groups": 3, "group_size": 2, "max_tokens": 8}
     settings: dict[str, Any] = {
         "model": {"device": "cpu"},
         "rollout": rollout,
-        "evaluation": {"prompts": 2},
+        "evaluation": {"prompts": 1},
         "diagnosis": {"every": 0},
         **more,
     }

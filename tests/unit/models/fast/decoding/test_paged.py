@@ -17,10 +17,17 @@ from tether.models.fast.kernels import attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GREEDY = Sampling(temperature=0)
+LAYERS = 2 if DEVICE == "cuda" else 1
+"""The interpreter takes as long as there are layers; one test has two everywhere."""
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> hf.PreTrainedModel:
+def layers() -> int:
+    return LAYERS
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch, layers: int) -> hf.PreTrainedModel:
     monkeypatch.setattr(paged, "BATCH_SIZES", (1, 3, 512))
     monkeypatch.setattr(paged, "PAGE", 16)
     monkeypatch.setattr(attention, "ENOUGH_PROGRAMS", 12)  # splits texts in two, no more: every program takes the interpreter its time
@@ -29,7 +36,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> hf.PreTrainedModel:
         vocab_size=50,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
@@ -57,6 +64,7 @@ def logprobs(model: hf.PreTrainedModel, text: list[int], count: int) -> torch.Te
     return rows[torch.arange(len(text) - count - 1, len(text) - 1), torch.tensor(text[-count:])].cpu()
 
 
+@pytest.mark.parametrize("layers", [2])
 @pytest.mark.parametrize("sizes", [pytest.param((), marks=pytest.mark.long), (64,)], ids=["feeds as they are", "feeds filled up"])
 def test_two_turns_token_for_token(model: hf.PreTrainedModel, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]) -> None:
     """Prompts of several lengths, one of them shared; then observations for some, a slot used again, and more tokens."""
@@ -298,6 +306,7 @@ def test_few_rows_get_long_drafts(
     assert plan is None or paged._num_fed(paged._batch_size(rows), 1 + plan.tokens) == fed
 
 
+@pytest.mark.parametrize("layers", [2])
 def test_the_cache_stays_within_its_budget(model: hf.PreTrainedModel) -> None:
     """A page of 16 positions: two layers, keys and values, two heads of width 8, four bytes: 4,096 bytes."""
     decoder = decoder_for(model, budget=3 * 4096 + 100)
