@@ -85,7 +85,7 @@ def readme_block(library: Library, name: str, found: Sequence[Results]) -> str:
         parts += [
             f"![{plot.title}]({plot_name(plot, results.scale)})"
             for plot in grid.plots
-            if results.records and plotted(library, plot, results) is not None
+            if results.records and _panels(library, plot, results)
         ]
         parts += [f"- failed: `{cell}`: {reason}" for cell, reason in results.failures.items()]
     if grid.not_run:
@@ -213,6 +213,15 @@ def _capital(text: str) -> str:
 
 def plotted(library: Library, plot: Plot, results: Results) -> go.Figure | None:
     """The picture, or None where no cell has its numbers."""
+    panels = _panels(library, plot, results)
+    if not panels:
+        return None
+    axis = plot.y if plot.kind == "curves" else str(Quantity.parse(plot.y))
+    return draw(plot.title, panels, kind=plot.kind, x_label=plot.x or "step", y_label=axis)
+
+
+def _panels(library: Library, plot: Plot, results: Results) -> list[Panel]:
+    """What a picture shows, one part per environment that has numbers for it."""
     runs = results.outcomes.runs
     arms = [arm for arm in dict.fromkeys(run.arm for run in runs) if plot.arms is None or arm in plot.arms]
     environments = [env for env in dict.fromkeys(run.env for run in runs) if plot.environments is None or env in plot.environments]
@@ -224,10 +233,7 @@ def plotted(library: Library, plot: Plot, results: Results) -> go.Figure | None:
             drawn = [Series("one run each", [mark for one in drawn for mark in one.marks])] if drawn else []
         if drawn:
             panels.append(Panel(env, drawn))
-    if not panels:
-        return None
-    axis = plot.y if plot.kind == "curves" else str(Quantity.parse(plot.y))
-    return draw(plot.title, panels, kind=plot.kind, x_label=plot.x or "step", y_label=axis)
+    return panels
 
 
 def _marks(plot: Plot, env: str, arm: str, results: Results) -> list[Mark]:

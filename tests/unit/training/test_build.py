@@ -1,5 +1,6 @@
 """The parts of a run: what its settings ask for is what is built, in the right precision, and from a checkpoint the policy alone."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from tether.algorithms.objective import k3
 from tether.core.config import validate
 from tether.core.errors import BadInput, ModelUnavailable
+from tether.models.load import load_model
 from tether.models.logprobs import token_logprobs
 from tether.models.lora import add_lora
 from tether.models.policy import Policy
@@ -61,28 +63,32 @@ def test_a_resumed_run_compares_with_the_model_it_started_from(tmp_path: Path, t
     assert reference is not None and torch.equal(reference._policy.module.model.norm.weight, tiny.model.model.norm.weight)
 
 
-def test_float32_masters_of_a_model_in_bfloat16(tiny: Any) -> None:
-    parts = _build(model={"dtype": "bfloat16"}, algorithm={"name": "ppo"})
+def test_float32_masters_of_a_model_in_bfloat16(small_policy: Callable[..., str]) -> None:
+    """The masters are what the file holds, which bfloat16 would round."""
+    folder = small_policy(1)
+    parts = _build(model={"name": folder, "dtype": "bfloat16"}, algorithm={"name": "ppo"})
     assert parts.policy.module.dtype == torch.bfloat16
     critic = parts.learner.critic
     assert critic is not None and critic.policy.module.base_model.dtype == torch.bfloat16
     assert critic.head.linear.weight.dtype == torch.float32
     with parts.learner.full_precision():
-        assert all(torch.equal(a, b) for a, b in zip(parts.policy.module.parameters(), tiny.model.parameters(), strict=True))
+        start = load_model(folder, device="cpu").model
+        assert all(torch.equal(a, b) for a, b in zip(parts.policy.module.parameters(), start.parameters(), strict=True))
     assert parts.policy.module.dtype == torch.bfloat16
-    assert _build().policy.module.dtype == torch.float32  # on a CPU, unless asked otherwise
+    assert _build(model={"name": folder}).policy.module.dtype == torch.float32  # on a CPU, unless asked otherwise
 
 
-def test_adapters(tmp_path: Path, tiny: Any) -> None:
+def test_adapters(tmp_path: Path, tiny: Any, small_policy: Callable[..., str]) -> None:
     pytest.importorskip("peft")
-    parts = _build(lora={"rank": 2, "alpha": 8}, model={"dtype": "bfloat16"}, algorithm={"name": "grpo", "kl_coef": 0.1})
+    model = {"name": small_policy(1), "dtype": "bfloat16"}
+    parts = _build(lora={"rank": 2, "alpha": 8}, model=model, algorithm={"name": "grpo", "kl_coef": 0.1})
     trained = {name for name, parameter in parts.policy.module.named_parameters() if parameter.requires_grad}
     assert trained and all(".lora_" in name for name in trained)
     types = {parameter.requires_grad: parameter.dtype for parameter in parts.policy.module.parameters()}
     assert types == {True: torch.float32, False: torch.bfloat16}
     assert parts.estimator._reference is not None and parts.estimator._reference._policy is parts.learner.policy
     checkpoint = save_checkpoint(tmp_path, 1, parts.policy.module, tiny.tokenizer, {}, keep=1)
-    again = _build(checkpoint, lora={"rank": 2, "alpha": 8})
+    again = _build(checkpoint, lora={"rank": 2, "alpha": 8}, model={"name": small_policy(1)})
     pairs = dict(again.policy.module.named_parameters())
     assert all(torch.equal(parameter, pairs[name]) for name, parameter in parts.policy.module.named_parameters() if name in trained)
 

@@ -1,5 +1,6 @@
 """Whether a run fits: sizes counted by hand, held against what a run really takes, and a refusal before anything is loaded."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -325,14 +326,14 @@ def _really_taken(parts: Built) -> dict[str, int]:
     ],
     ids=["float32", "bfloat16", "adapters", "some adapters"],
 )
-def test_counted_is_what_is_taken(sections: dict[str, Any]) -> None:
-    parts = build(_settings("tiny", **sections), None)
+def test_counted_is_what_is_taken(sections: dict[str, Any], small_policy: Callable[..., str]) -> None:
+    parts = build(_settings(small_policy(2), **sections), None)
     assert parts.plan is not None
     assert {what: parts.plan.needs[what] for what in ("weights", "optimiser", "gradients")} == _really_taken(parts)
 
 
-def test_counted_is_what_a_critic_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = build(_settings("tiny", algorithm={"name": "ppo"}), None)
+def test_counted_is_what_a_critic_takes(small_policy: Callable[..., str]) -> None:
+    parts = build(_settings(small_policy(2), algorithm={"name": "ppo"}), None)
     assert parts.plan is not None and parts.learner.critic is not None
     optimizer = parts.learner._optimizers["critic"]
     held = _bytes(parts.learner.critic.policy.module.parameters()) + _bytes(optimizer._masters[n] for n in optimizer._rounded)

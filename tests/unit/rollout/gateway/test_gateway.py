@@ -148,7 +148,7 @@ def test_why_contexts_began(play: Play) -> None:
     assert trajectory.turns[0].observation == "[system] s\n[user] one", "the context with tools comes first"
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_reward_stands_where_it_is_trained(play: Play, workers: int) -> None:
     (trajectory,) = play(rewarded, 1, train_calls="with_tools", workers=workers)
     assert [(turn.trained, turn.reward) for turn in trajectory.turns] == [(True, 1.0), (False, 0.0)]
@@ -566,7 +566,7 @@ async def leaves_requests_behind(task: Any, llm: ModelAddress) -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_request_that_outlives_its_episode_ends_no_later_rollout(play: Play, workers: int) -> None:
     sampling, rules = Sampling(max_tokens=500), EpisodeRules(max_context=600, max_tokens=500, format_penalty=0.0)
     (trajectory,) = play(leaves_requests_behind, 1, sampling, rules, plays=2, workers=workers)
