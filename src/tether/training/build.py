@@ -21,6 +21,8 @@ from tether.core.protocols import Engine
 from tether.diagnostics.monitor import NO_MEMORY, Monitor
 from tether.diagnostics.scorer import SharedScorer, build_scorer
 from tether.diagnostics.settings import POLICY
+from tether.envs.registry import make_env
+from tether.models.catalog import images_refused
 from tether.models.chat import ChatFormat
 from tether.models.critic import Critic, load_critic
 from tether.models.hardware import check_device, default_device
@@ -290,12 +292,10 @@ def episode_rules(settings: RunSettings, policy: Policy | None) -> EpisodeRules:
 
 def check_eyes(settings: RunSettings, policy: Policy) -> None:
     """Refuse environments that show images to a model that reads text only, and what a model with eyes cannot have."""
-    shown = [env.name for env in settings.environments() if "image" in str(env.options.get("observation", ""))]
-    if shown and policy.vision is None:
-        raise BadInput(
-            f"environment '{shown[0]}' shows images, and model '{settings.model.name}' reads text only; choose a model that reads images "
-            "(such as tiny-vl), or a text observation: env.options.observation=grid"
-        )
+    played = [*settings.environments(), *([settings.evaluation.env] if settings.evaluation.env is not None else [])]
+    shown = [env.name for env in played if policy.vision is None and getattr(make_env(env.name, **env.options), "shows_images", False)]
+    if shown:
+        raise images_refused(shown[0], settings.model.name)
     if policy.vision is not None and settings.learner.sharding == "fsdp":
         raise BadInput(
             "learner.sharding is fsdp, which does not divide a vision tower; give learner.sharding=zero1, or train adapters (lora.rank)"

@@ -20,7 +20,7 @@ from tether.core.errors import BadInput, ConfigError
 from tether.core.importing import is_import_path
 from tether.core.protocols import Env
 from tether.envs.registry import check_received, env_factory, make_env
-from tether.models.catalog import check_name
+from tether.models.catalog import check_name, images_refused, reads_text_only
 from tether.models.chat_endpoint import is_endpoint
 from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS, engine_entry
 from tether.rollout.gateway.agents import find_agent
@@ -143,7 +143,7 @@ def comparison_settings(targets: Sequence[str], env: str | None, best: bool, giv
             _say(notes)
         settings.append(validate(RunSettings, data))
         for chosen in settings[-1].environments():
-            make_env(chosen.name, **chosen.options)
+            _made(settings[-1], chosen)
         if not is_endpoint(settings[-1].model.name):
             check_name(settings[-1].model.name)
     return settings
@@ -274,7 +274,15 @@ def _resolved(config: Path | None, given: Mapping[str, Any], base: Mapping[str, 
         train_rule(settings.agent.train_calls)
     for name in settings.trackers:
         check_tracker(name)
-    return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options))), notes
+    return _with_options(settings, lambda chosen: _all_options(chosen, _made(settings, chosen))), notes
+
+
+def _made(settings: RunSettings, chosen: EnvSettings) -> Env:
+    """An environment of a run, unless it shows images to a model whose files say that it sees none."""
+    env = make_env(chosen.name, **chosen.options)
+    if getattr(env, "shows_images", False) and reads_text_only(settings.model.name):
+        raise images_refused(chosen.name, settings.model.name)
+    return env
 
 
 def _names_data(given: Mapping[str, Any]) -> bool:

@@ -11,8 +11,12 @@ import pytest
 
 from tether.cli.main import main
 from tether.core.config import dump_yaml, validate
+from tether.models.catalog import reads_text_only
 from tether.runs.store import RunStore
 from tether.training.settings import RunSettings
+
+sys.path.append(str(Path(__file__).parents[1]))
+from hostile_images import GOOD
 
 
 def _refused(capsys: pytest.CaptureFixture[str], words: list[str], lines: int = 1) -> str:
@@ -25,7 +29,7 @@ def _refused(capsys: pytest.CaptureFixture[str], words: list[str], lines: int = 
     return err
 
 
-IMAGE = "has observation=image, but training and evaluation read text only"
+IMAGE = "shows images, and model 'tiny' reads text only; choose a model that reads images, or text: env.options.observation=grid"
 TRAIN = [
     (["train", "frozenlake"], "did you mean 'frozen_lake'"),
     (["train"], "no environment given; name one"),
@@ -67,7 +71,7 @@ TRAIN = [
     (["train", "--resume", "--out", "nowhere"], "run folder 'nowhere' does not exist"),
     (["trian"], "unknown command 'trian': did you mean 'train'"),
     (["train", "frozen_lake", "--set", "env.options.observation=image"], IMAGE),
-    (["eval", "tiny", "--env", "sokoban", "--set", "env.options.observation=image"], IMAGE),
+    (["eval", "tiny", "--env", "sokoban", "--set", "env.options.observation=grid_image"], IMAGE),
     (["eval", "tiny"], "which environment should 'tiny' play? add --env"),
     (["eval", "runs/nope"], "run folder 'runs/nope' does not exist; check the path, or, where it is a model, add --env"),
     (["eval", "runs/nope", "--env", "sokoban"], "model folder 'runs/nope' does not exist; check the path"),
@@ -123,6 +127,13 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "use .toml, .yaml or .yml" in _refused(capsys, ["train", "--config", "odd.txt"])
     assert "did you mean 'rollout'" in _refused(capsys, ["train", "--config", "keys.toml"])
     assert f"'sokoban' {IMAGE}" in _refused(capsys, ["train", "--config", "image.yaml"])
+    Path("a.png").write_bytes(GOOD)
+    Path("rows.jsonl").write_text('{"question": "What?", "answer": "a", "image": "a.png"}')
+    assert f"'qa' {IMAGE}" in _refused(capsys, ["train", "qa", "--data", "rows.jsonl"])
+    Path("config.json").write_text('{"model_type": "qwen2_5_vl", "vision_config": {}}')
+    assert not reads_text_only(".") and not reads_text_only("Qwen/Qwen2.5-VL-3B-Instruct"), (
+        "only what is known to be blind is refused so early"
+    )
 
 
 def test_an_existing_folder_is_never_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

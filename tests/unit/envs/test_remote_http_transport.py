@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +24,9 @@ from tether.core.errors import BadInput
 from tether.core.types import Observation, Step
 from tether.envs.remote.http_client import HttpEnv, HttpEnvError, connect
 from tether.envs.remote.http_server import serving
+
+sys.path.append(str(Path(__file__).parents[1]))
+from hostile_images import BOMB
 
 
 @pytest.fixture(autouse=True)
@@ -202,6 +207,8 @@ def test_descriptions_that_are_none(reply: tuple[int, bytes, dict[str, str]], sa
         (_json(OPENED), _json(b"garbage"), "is not JSON"),
         (_json(OPENED), _json({"reward": 1}), "has no observation"),
         (_json(OPENED), _json({"observation": {"text": "t"}, "reward": "much", "done": True, "success": True}), "has the reward 'much'"),
+        (_json({**OPENED, "observation": {"text": "t", "image": {"png": "AAAA"}}}), _json({}), "its picture cannot be read as an image"),
+        (_json(OPENED), _json({"observation": {"text": "t", "image": {"png": b64encode(BOMB).decode()}}}), "has 20000 x 4000 pixels"),
         (_json(OPENED), _json(b"", 404), "the server lost the episode"),
         (_json(OPENED), _json({"error": "asleep"}, 504), "answered 504: asleep"),
         (_json(OPENED), _json({"error": "turn 9"}, 409), "answered 409: turn 9"),
