@@ -79,14 +79,14 @@ def command(seconds: float, failing: str = "") -> Callable[[Trial, Path, Path], 
 
 
 def run(
-    folder: Path, jobs: int = 2, seconds: float = 0.3, failing: str = "", log: Log | None = None, **options: Any
+    folder: Path, jobs: int = 2, seconds: float = 0.3, failing: str = "", log: Log | None = None, seeds: int = 1, **options: Any
 ) -> tuple[SweepState, Log]:
     log = log or Log()
-    return sweep(trials(), folder / "runs", jobs=jobs, observer=log, command=command(seconds, failing), **options), log
+    return sweep(trials(seeds), folder / "runs", jobs=jobs, observer=log, command=command(seconds, failing), **options), log
 
 
 def test_runs_go_side_by_side(tmp_path: Path) -> None:
-    state, log = run(tmp_path, jobs=2)
+    state, log = run(tmp_path, jobs=2, seeds=2)
     assert sorted(log.done) == sorted(trial.id for trial in trials()) and log.most == 2
     assert (state.failed, state.stopped, state.waiting, state.running) == ({}, None, [], [])
     assert all((tmp_path / "runs" / trial.id / "checkpoints").is_dir() for trial in trials())
@@ -107,12 +107,12 @@ def test_a_finished_trial_is_never_run_again(tmp_path: Path) -> None:
     left = tmp_path / "runs" / f"{trials()[0].id}.lock"
     left.touch()  # a scheduler was killed before it removed it
     state, log = run(tmp_path, failing="seed")  # every process would fail
-    assert log.done == [] and state.present == 4 and state.failed == {} and not left.exists()
+    assert log.done == [] and state.present == 2 and state.failed == {} and not left.exists()
 
 
 def test_a_failure_is_recorded_and_does_not_stop_the_others(tmp_path: Path) -> None:
     state, log = run(tmp_path, failing="top_p-seed0")
-    assert len(log.done) == 3 and list(state.failed) == list(log.failed)
+    assert len(log.done) == 1 and list(state.failed) == list(log.failed)
     assert list(log.failed.values()) == ["exit code 3: the model does not fit"]
     state, log = run(tmp_path)  # the next call tries it again
     assert state.failed == {} and len(log.done) == 1
@@ -120,11 +120,11 @@ def test_a_failure_is_recorded_and_does_not_stop_the_others(tmp_path: Path) -> N
 
 def test_the_deadline_interrupts_and_the_next_call_resumes(tmp_path: Path) -> None:
     state, log = run(tmp_path, seconds=30, max_minutes=4 / 60)
-    assert state.stopped is not None and log.done == [] and state.failed == {} and len(state.waiting) == 4
+    assert state.stopped is not None and log.done == [] and state.failed == {} and len(state.waiting) == 2
     started = [line for path in (tmp_path / "runs").glob("*/began.txt") for line in path.read_text().splitlines()]
     assert started, "no process began within the time"
     state, log = run(tmp_path, seconds=0.1)
-    assert len(log.done) == 4
+    assert len(log.done) == 2
     assert any("resumed" in path.read_text() for path in (tmp_path / "runs").glob("*/began.txt"))
 
 
@@ -132,7 +132,7 @@ def test_a_run_that_ended_without_a_scheduler_is_only_taken_in(tmp_path: Path) -
     trial = trials()[0]
     subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / "runs" / trial.id), "0", "work"], check=True)
     state, log = run(tmp_path, failing="seed", is_done=lambda _: False)  # every process would fail
-    assert log.done == [trial.id] and len(log.failed) == 3 and [done.id for done in state.done] == [trial.id]
+    assert log.done == [trial.id] and len(log.failed) == 1 and [done.id for done in state.done] == [trial.id]
 
 
 def test_a_folder_that_a_kill_left_half_made_is_made_again(tmp_path: Path) -> None:
@@ -151,11 +151,11 @@ def test_a_trial_that_another_process_runs_is_waited_for(tmp_path: Path) -> None
 
     class Stops(Log):
         def on_change(self, state: SweepState) -> None:
-            if len(self.done) == 3:
+            if len(self.done) == 1:
                 raise KeyboardInterrupt
 
     state, log = run(tmp_path, log=Stops())
-    assert trial.id not in log.done and len(log.done) == 3 and [left.id for left in state.waiting] == [trial.id]
+    assert trial.id not in log.done and len(log.done) == 1 and [left.id for left in state.waiting] == [trial.id]
     holder.close()
     _, log = run(tmp_path)
     assert log.done == [trial.id]
