@@ -72,6 +72,13 @@ def page_of(stores: list[RunStore], out: Path) -> str:
     return text.replace(library, "")
 
 
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of one run with everything in it."""
+    folder = tmp_path_factory.mktemp("reported")
+    return page_of([make_run(folder / "run")], folder / "report.html")
+
+
 class Resources(html.parser.HTMLParser):
     """Collects what a browser would execute or load."""
 
@@ -85,8 +92,7 @@ class Resources(html.parser.HTMLParser):
         self.loaded += [f"{tag} {name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
 
 
-def test_the_report_states_the_verdict_the_times_and_how_to_repeat(tmp_path: Path) -> None:
-    page = page_of([make_run(tmp_path / "run")], tmp_path / "report.html")
+def test_the_report_states_the_verdict_the_times_and_how_to_repeat(page: str) -> None:
     assert "Validation success rose from 31% to 64% (+33 points; 256 prompts; 95% interval +25 to +41)." in page
     assert "Tied to the input: the reasoning depends on its prompt. Regime: diverse reasoning." in page
     assert "finds the prompt of 81% of the reasonings (95% interval 74% to 88%; chance 12.5%, p 0.001)" in page
@@ -118,8 +124,7 @@ def test_a_run_from_before_intervals_and_alarms_is_still_reported(tmp_path: Path
     assert "Drawn here: valid." in page  # and not the share of repeated text
 
 
-def test_samples_come_from_four_prompts_at_the_first_and_the_last_step(tmp_path: Path) -> None:
-    page = page_of([make_run(tmp_path / "run")], tmp_path / "report.html")
+def test_samples_come_from_four_prompts_at_the_first_and_the_last_step(page: str) -> None:
     assert re.findall(r"think\d+at\d+", page) == [f"think{group}at{step}" for step in (1, 2) for group in range(4)]
     assert "P _\n_ G map3" in page and "→ Up3" in page
 
@@ -138,16 +143,14 @@ def test_text_of_models_and_settings_is_escaped_and_nothing_is_loaded(tmp_path: 
     assert "</script" not in get_plotlyjs().lower()
 
 
-def test_the_table_of_contents_links_to_every_section(tmp_path: Path) -> None:
-    page = page_of([make_run(tmp_path / "run")], tmp_path / "report.html")
+def test_the_table_of_contents_links_to_every_section(page: str) -> None:
     contents = page[page.index('<nav class="toc"') : page.index("</nav>")]
     links = re.findall(r'<a href="#([^"]+)">([^<]+)</a>', contents)
     assert links == re.findall(r'<h2 id="([^"]+)">([^<]+)</h2>', page) and "<h2>" not in page
     assert [title for _, title in links][:2] == ["Alarms", "Does it solve the task?"] and len({place for place, _ in links}) == len(links)
 
 
-def test_the_page_has_a_dark_look_by_system_and_by_switch(tmp_path: Path) -> None:
-    page = page_of([make_run(tmp_path / "run")], tmp_path / "report.html")
+def test_the_page_has_a_dark_look_by_system_and_by_switch(page: str) -> None:
     style = page[page.index("<style>") : page.index("</style>")]
     assert '@media screen and (prefers-color-scheme: dark) {\n:root:not([data-theme="light"])' in style
     assert '@media screen {\n:root[data-theme="dark"]' in style and "&#34;" not in style
