@@ -243,7 +243,8 @@ def test_smoke_fits_any_config_into_tiny(check_each: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("env", "algo"), [("countdown", "ppo"), pytest.param("metamathqa", "dapo", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("env", "algo"), [("countdown", "ppo"), ("metamathqa", "dapo")])
 def test_smoke_trains(env: str, algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cheapest two: one answer an episode. One has a critic and learns; of the other, refill and a prompt that `tiny` cannot answer."""
     monkeypatch.chdir(tmp_path)
