@@ -54,10 +54,10 @@ def _compare_ranks() -> ModuleType:
 class Driver:
     """Runs the trials one after the other, each on processes of its own; what they found goes into a dictionary by their name."""
 
-    def __init__(self, folder: Path, with_long: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         from tether.models.load import load_model
 
-        self.ranks, self.folder, self.with_long = _compare_ranks(), folder, with_long
+        self.ranks, self.folder = _compare_ranks(), folder
         self.ranks.KINDS["both"] = self.ranks.KINDS["filtered"] + " --also countdown"
         load_model("tiny", device="cpu")  # what a first load prepares is inherited by every rank
 
@@ -109,12 +109,10 @@ class Driver:
         return self.equal(self.folder / "ppo-1", self.new("ppo-fsdp", 2, "ppo", "learner.sharding=fsdp"), 2)
 
     def resumed(self) -> dict[str, Any]:
-        """The killed run, on two ranks with FSDP: from its checkpoint on one rank, and in the long tests then on two, beside one never stopped."""
+        """The killed run, on two ranks with FSDP, from its checkpoint on one rank, beside one that was never stopped."""
         name = "resumed"
         straight, run = self.folder / "both-1", self.folder / name
-        self.resume(name, 1, "--steps", "2")
-        if self.with_long:
-            self.resume(name, 2, "--steps", "3", "--set", "learner.sharding=zero1")
+        self.resume(name, 1)
         stores = [self.ranks.RunStore.open(folder) for folder in (straight, run)]
         turns = [self.ranks.turns_of(store, "train") for store in stores]
         return {"same turns": turns[0] == turns[1], "apart": self.ranks.distances(*stores)}
@@ -142,10 +140,9 @@ class Driver:
 
     def killed(self) -> dict[str, Any]:
         """A rank of a run with FSDP, a filter and two environments dies in the first update of step 2; then the run goes on with ZeRO-1."""
-        chosen = [*LONGER, f"steps={3 if self.with_long else 2}"]
-        out, alone = self.folder / "killed", self.new("both-1", 1, "both", *chosen)
+        out, alone = self.folder / "killed", self.new("both-1", 1, "both", *LONGER)
         start = time.monotonic()
-        codes = self.run("killed", 2, self.ranks.words_of("both", out, [*QUICK, *chosen, "learner.sharding=fsdp"]), _dying)
+        codes = self.run("killed", 2, self.ranks.words_of("both", out, [*QUICK, *LONGER, "learner.sharding=fsdp"]), _dying)
         seconds, log = time.monotonic() - start, self.log("killed")
         shutil.copytree(out, self.folder / "resumed")
         self.resume("killed", 2, "--set", "learner.sharding=zero1")
@@ -676,7 +673,7 @@ LONG = ("filtered", "ppo", "sharded", "troubled", "served", "served_killed", "se
 
 
 def drive(folder: Path, with_long: bool) -> None:
-    driver = Driver(folder, with_long)
+    driver = Driver(folder)
     os.environ["TETHER_STATES"] = str(folder / "states.pt")
     trials: dict[str, Callable[[], dict[str, Any]]] = {
         "optimizer": driver.optimizer,
