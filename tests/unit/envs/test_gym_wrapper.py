@@ -240,6 +240,42 @@ def test_it_runs_in_worker_processes() -> None:
         assert all(isinstance(step, Step) for step in vector.step(["Right", "Down"]))
 
 
+class Lamp(gymnasium.Env[int, int]):
+    """On or off; a picture is its only rendering."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        self.lit = 0
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.lit = int(action)
+        return self.lit, float(action), False, False, {}
+
+    def render(self) -> Any:
+        return np.full((4, 4, 3), 255 * self.lit, np.uint8)
+
+
+def test_pictures_of_gymnasium_alone_and_beside_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        gymnasium.registry, "Lamp-v0", gymnasium.envs.registration.EnvSpec("Lamp-v0", entry_point=Lamp, disable_env_checker=True)
+    )
+    for mode, text in (("image", "See the image."), ("grid_image", "State: 1")):
+        env = make_env("gymnasium:Lamp-v0", observation=mode)
+        env.reset(0)
+        shown = env.step("1").observation
+        assert shown.text.split("\n")[-1] == text and shown.image is not None and (shown.image == 255).all()
+        assert env.shows_images  # type: ignore[attr-defined]
+    monkeypatch.setitem(Lamp.metadata, "render_modes", [])
+    with pytest.raises(BadInput, match="observation=grid_image, but it renders no picture; use observation=grid"):
+        make_env("gymnasium:Lamp-v0", observation="grid_image")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
