@@ -120,18 +120,23 @@ def _print_episode(console: SafeConsole, run: "LiveRun", row: "IndexRow", alarms
     if shown["record"].get("error"):
         console.print(Text(visible(str(shown["record"]["error"])), "red"))
     for turn in shown["record"]["turns"]:
-        _print_turn(console, turn)
+        _print_turn(console, turn, run.folder)
     if page["no_tokens"]:
         console.print(Text(visible(f"Tokens are not coloured: {page['no_tokens']}."), "dim"))
     console.print()
 
 
-def _print_turn(console: SafeConsole, turn: "TurnView") -> None:
+def _print_turn(console: SafeConsole, turn: "TurnView", folder: Path) -> None:
+    from tether.runs.images import image_path
+
     parts = [f"turn {turn.number}", f"{turn.num_tokens} tokens", turn.finish, *([] if turn.valid else ["not valid"])]
     parts += [f"reward {turn.reward:.3g}"] if turn.reward is not None else []
     parts += [f"penalty {turn.penalty:.3g}"] if turn.penalty else []
     console.print(Text(f"── {', '.join(parts)}", "dim"))
     console.print(Text(visible(turn.observation)))
+    for part in turn.seen:
+        if not isinstance(part, str) and part.size:
+            console.print(Text(visible(str(image_path(folder, part.digest))), "dim"))
     response = Text("▸ ", "dim")
     if turn.pieces:
         for piece in turn.pieces:

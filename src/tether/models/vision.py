@@ -146,7 +146,7 @@ class Vision:
                 self._read(image)
             batches[tuple(sorted((name, tuple(value.shape)) for name, value in self._pixels[image].items()))].append(image)
         for batch in batches.values():
-            with torch.set_grad_enabled(training), torch.inference_mode(False):
+            with torch.inference_mode(False), torch.set_grad_enabled(training):  # in this order: leaving the mode turns gradients on
                 found |= dict(zip(batch, self._through_tower(batch), strict=True))
         if not training:
             self._features.update({image: found[image] for image in missing})

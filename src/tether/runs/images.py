@@ -4,18 +4,25 @@ Whoever writes records hands the images over. Readers that need numbers only nev
 checked, and no link is followed.
 """
 
+import base64
+import io
 import os
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tether.core.errors import BadInput
 from tether.core.files import open_to_read, read_plain
-from tether.core.images import Image
+from tether.core.images import MARKER, Image
 from tether.runs.files import place_whole, storage_error
 
 IMAGES = "images"
+LONGEST_SIDE = 256
+"""Pixels of a picture that a page holds itself; a larger one is made smaller."""
+MOST_EMBEDDED = 2**23
+"""Bytes of all pictures of one such page."""
 LONGEST_PNG = 2**28
 _DIGEST = re.compile(r"[0-9a-f]{12}")
 _HEADER = struct.Struct(">8s8xII")
@@ -96,3 +103,76 @@ def sync_images(paths: Iterable[Path]) -> None:
                 os.fsync(file.fileno())
         except OSError as error:
             raise storage_error(path, error) from error
+
+
+# ----------------------------------------------------------------------------------------------------------------- for people
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture on a page, in the place of its marker."""
+
+    digest: str
+    size: tuple[int, int] | None
+    """Width and height; None where its file is missing."""
+    source: str = ""
+    """A data URL, or an address; empty where it is only named."""
+
+    def __str__(self) -> str:
+        return f"[image {self.digest} {f'{self.size[0]} x {self.size[1]}' if self.size else 'missing'}]"
+
+    @property
+    def alt(self) -> str:
+        """For those who do not see it."""
+        return f"what the agent saw: picture {self.digest}"
+
+
+Pictures = Callable[[str], Picture]
+"""From a digest to what a page shows."""
+
+
+def named(folder: Path | None = None) -> Pictures:
+    """Pictures by name and size only."""
+    return lambda digest: Picture(digest, None if folder is None else image_size(folder, digest))
+
+
+def parts(text: str, pictures: Pictures) -> list[str | Picture]:
+    """A text cut at its markers, which no page shows as they are."""
+    pieces = [pictures(piece) if place % 2 else piece for place, piece in enumerate(MARKER.split(text))]
+    return [piece for piece in pieces if piece != ""]
+
+
+def without_raw_markers(text: str) -> str:
+    """The text with the names of its pictures."""
+    return MARKER.sub(r"[image \1]", text)
+
+
+class EmbeddedPictures:
+    """The pictures of one page as data URLs, small and not too many; what is left out is named."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._left, self._known = folder, MOST_EMBEDDED, dict[str, Picture]()
+
+    def __call__(self, digest: str) -> Picture:
+        if digest not in self._known:
+            size = image_size(self._folder, digest)
+            source = "" if size is None or self._left <= 0 else data_url(read_png(self._folder, digest), size)
+            self._left -= len(source)
+            self._known[digest] = Picture(digest, size, source)
+        return self._known[digest]
+
+
+def data_url(png: bytes, size: tuple[int, int]) -> str:
+    """A PNG file within a page; a large one is made smaller. Empty where it cannot be read."""
+    if max(size) > LONGEST_SIDE:
+        from PIL import Image as Pillow
+
+        try:
+            picture = Pillow.fromarray(Image.read(png).pixels)
+        except BadInput:
+            return ""
+        picture.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+        buffer = io.BytesIO()
+        picture.save(buffer, "PNG")
+        png = buffer.getvalue()
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

@@ -24,6 +24,7 @@ from tether.core.text import for_html, for_markdown
 from tether.runs.evaluations import Board, Difference, Result, categories, task_title
 from tether.runs.figures import Chart, panel_chart
 from tether.runs.files import write_whole
+from tether.runs.images import EmbeddedPictures
 from tether.runs.panels import AUDIT, WORDS
 from tether.runs.reasoning_view import episode_view
 from tether.runs.schema import StepRecord
@@ -144,7 +145,7 @@ def difference_words(difference: Difference) -> str:
 
 def write_result_page(result: Result, out: Path) -> Path:
     """Write the page of one result and return its path."""
-    metrics, protocol = result["metrics"], result["protocol"]
+    metrics, protocol, pictures = result["metrics"], result["protocol"], EmbeddedPictures(out.parent)
     low, high = result["intervals"]["success"]
     rewards = result["intervals"]["reward_mean"]
     spread = "no interval: the instances show no spread" if rewards is None else f"95% interval {rewards[0]:.3f} to {rewards[1]:.3f}"
@@ -174,7 +175,8 @@ def write_result_page(result: Result, out: Path) -> Path:
         spent=spent(result),
         categories={kind: rows for kind, rows in categories(result).items() if len(rows) > 1},
         examples={
-            kind: [episode_view({**each, "success": kind == "successes"}) for each in shown] for kind, shown in result["examples"].items()
+            kind: [episode_view({**each, "success": kind == "successes"}, pictures) for each in shown]
+            for kind, shown in result["examples"].items()
         },
         rate=rate,
     )

@@ -20,6 +20,7 @@ from typing import Any
 
 from tether.core.enums import Split
 from tether.core.grammar import THINK_CLOSE, parse_response
+from tether.runs.images import EmbeddedPictures, Picture, Pictures, parts
 from tether.runs.store import RunStore
 
 NUM_PROMPTS = 4
@@ -58,6 +59,9 @@ class TurnView:
 
     number: int
     observation: str
+    """With the names of its pictures."""
+    seen: list[str | Picture]
+    """The same cut at its pictures."""
     response: str
     reasoning_end: int
     """Characters of the response up to the end of its reasoning."""
@@ -91,17 +95,18 @@ _FACTS: dict[str, Any] = {
 }
 
 
-def episode_view(record: Mapping[str, Any], tokenizer: Any | None = None) -> dict[str, Any]:
+def episode_view(record: Mapping[str, Any], pictures: Pictures, tokenizer: Any | None = None) -> dict[str, Any]:
     """An episode's record with the views of its turns; what it does not say is unknown."""
-    return {**_FACTS, **record, "turns": turn_views(record, tokenizer)}
+    return {**_FACTS, **record, "turns": turn_views(record, pictures, tokenizer)}
 
 
-def turn_views(record: Mapping[str, Any], tokenizer: Any | None = None) -> list[TurnView]:
+def turn_views(record: Mapping[str, Any], pictures: Pictures, tokenizer: Any | None = None) -> list[TurnView]:
     """The turns of an episode's record; with a tokenizer token by token."""
-    return [_turn_view(number, turn, tokenizer) for number, turn in enumerate(record.get("turns") or [], start=1)]
+    return [_turn_view(number, turn, pictures, tokenizer) for number, turn in enumerate(record.get("turns") or [], start=1)]
 
 
-def _turn_view(number: int, turn: Mapping[str, Any], tokenizer: Any | None) -> TurnView:
+def _turn_view(number: int, turn: Mapping[str, Any], pictures: Pictures, tokenizer: Any | None) -> TurnView:
+    seen = parts(str(turn.get("observation") or ""), pictures)
     response, valid = str(turn.get("response") or ""), bool(turn.get("valid"))
     parsed = parse_response(response)
     tag = _REPLY_TAG.search(response)
@@ -112,7 +117,8 @@ def _turn_view(number: int, turn: Mapping[str, Any], tokenizer: Any | None) -> T
     rest = response if parsed.reasoning_end is None else response[parsed.reasoning_end + len(THINK_CLOSE) :]
     return TurnView(
         number=number,
-        observation=str(turn.get("observation") or ""),
+        observation="".join(map(str, seen)),
+        seen=seen,
         response=response,
         reasoning_end=parsed.reasoning_end or 0,
         reasoning=parsed.reasoning or "",
@@ -125,8 +131,17 @@ def _turn_view(number: int, turn: Mapping[str, Any], tokenizer: Any | None) -> T
         num_tokens=len(turn.get("response_ids") or []),
         is_new_context=bool(turn.get("fresh", number == 1)),
         pieces=pieces(tokenizer, turn) if tokenizer is not None else [],
-        context="" if tokenizer is None else str(tokenizer.decode(list(turn.get("context_ids") or []), skip_special_tokens=False)),
+        context="" if tokenizer is None else _context(tokenizer, turn),
     )
+
+
+def _context(tokenizer: Any, turn: Mapping[str, Any]) -> str:
+    """What the model was given, as text, with the names of its pictures in the place of their patches."""
+    ids, text, start = list(turn.get("context_ids") or []), "", 0
+    for first, length, digest, patch in turn.get("images") or []:
+        text += str(tokenizer.decode(ids[start:first], skip_special_tokens=False)) + ("" if patch else f"[image {digest}]")
+        start = first + length
+    return text + str(tokenizer.decode(ids[start:], skip_special_tokens=False))
 
 
 def pieces(tokenizer: Any, turn: Mapping[str, Any]) -> list[Piece]:
@@ -187,14 +202,14 @@ def sample_steps(store: RunStore) -> list[SampleStep]:
     most = max(steps_of, key=lambda split: (len(steps_of[split]), split == Split.TRAIN))
     split = Split.VALIDATION.value if len(steps_of.get(Split.VALIDATION, [])) > 1 else most
     ends = dict.fromkeys((steps_of[split][0], steps_of[split][-1]))
-    samples = []
+    samples, pictures = [], EmbeddedPictures(store.folder)
     for step in ends:
         first_of_prompt: dict[Any, dict[str, Any]] = {}
         for record in store.trajectories(step, split):
             first_of_prompt.setdefault(record.get("seed", record.get("group")), record)
             if len(first_of_prompt) == NUM_PROMPTS:  # the rest of the step need not be read
                 break
-        samples.append(SampleStep(step, split, list(map(episode_view, first_of_prompt.values()))))
+        samples.append(SampleStep(step, split, [episode_view(record, pictures) for record in first_of_prompt.values()]))
     return samples
 
 

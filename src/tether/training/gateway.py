@@ -22,6 +22,7 @@ from tether.training.settings import RunSettings
 from tether.training.synonyms import own_names
 
 if TYPE_CHECKING:
+    from tether.models.policy import Policy
     from tether.rollout.gateway.driver import GatewayServer
 
 TASKS_FILE = "tasks.jsonl"
@@ -68,7 +69,7 @@ def opened_gateway(settings: RunSettings, out: Path | None = None, name: str = "
             agent_rules(settings.agent),
             name=name,
             seed=settings.seed,
-            on_ended=_recorder(store) if store is not None else lambda trajectory, task: None,
+            on_ended=_recorder(store, policy) if store is not None else lambda trajectory, task: None,
         )
         try:
             yield server
@@ -85,17 +86,18 @@ def _store(settings: RunSettings, out: Path) -> RunStore:
     return RunStore.create(out, dump_yaml(without_secrets(settings)), about)
 
 
-def _recorder(store: RunStore) -> Callable[[Trajectory, Mapping[str, Any]], None]:
+def _recorder(store: RunStore, policy: "Policy") -> Callable[[Trajectory, Mapping[str, Any]], None]:
     """What writes an episode down when it has ended, and its task with the first of its group."""
     from tether.rollout.gateway.driver import STEP
 
     written: set[int] = set()
+    placeholder = 0 if policy.vision is None else policy.vision.placeholder_id
 
     def record(trajectory: Trajectory, task: Mapping[str, Any]) -> None:
         if trajectory.group not in written:
             append_records(store.folder / TASKS_FILE, [{"group": trajectory.group, "task": dict(task)}])
             written.add(trajectory.group)
-        line = trajectory_record(trajectory, STEP, "train", trajectory.error is None)
+        line = trajectory_record(trajectory, STEP, "train", trajectory.error is None, placeholder)
         store.append_trajectories([line], joins=True, images=images_of([trajectory]))
 
     return record

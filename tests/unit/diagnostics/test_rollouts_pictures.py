@@ -1,6 +1,7 @@
 """Rollouts with pictures: the shapes of OpenAI, Anthropic, verl, TRL and Tether's own records; what is broken is a bad record with its place."""
 
 import base64
+import dataclasses
 import json
 import struct
 import zlib
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image as Pillow
+from tests.unit.models.sighted import write_model
 
 import tether
 from tether.core.enums import FinishReason, StopReason
@@ -18,7 +20,10 @@ from tether.core.errors import BadInput
 from tether.core.images import Image, image_digests, patch_ids
 from tether.core.types import Trajectory, Turn
 from tether.diagnostics.audit import AuditScorer
+from tether.diagnostics.audit.scorer import loaded_scorer
 from tether.diagnostics.rollouts import Rollout, open_rollouts
+from tether.models.chat import ChatFormat
+from tether.models.policy import Policy
 from tether.runs.schema import images_of, trajectory_record
 from tether.runs.store import RunStore
 
@@ -96,7 +101,7 @@ def test_trl_with_a_column_of_images(tmp_path: Path) -> None:
     ("text", "shown"),
     [
         ("<image>Go.", f"{RED.marker}Go."),
-        ("user\n<|vision_start|><|image_pad|><|image_pad|><|vision_end|>Go.", f"user\n{RED.marker}Go."),
+        ("user\n<|vision_start|><|image_pad|><|image_pad|><|vision_end|>Go.", f"user\n<|vision_start|>{RED.marker}<|vision_end|>Go."),
         ("user\nGo.", f"{RED.marker}user\nGo."),
     ],
 )
@@ -162,23 +167,22 @@ def test_places_and_images_must_agree() -> None:
 # ------------------------------------------------------------------------------------------------------------------ the audit
 
 
-class Eyes:
-    """Every picture is one opening token, four patches and a closing token."""
-
-    def expand(self, image: Image) -> tuple[int, ...]:
-        return (5, *patch_ids(image.digest, 4), 6)
+@pytest.fixture(scope="module")
+def sighted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tether.load_model(str(write_model("qwen2_5_vl", tmp_path_factory.mktemp("qwen2_5_vl"))), device="cpu")
 
 
-def seeing(tiny: Any, looks: bool) -> AuditScorer:
-    """A scorer under which the reasoning "shade N" is likely where the picture is the Nth; or, where it does not look, likely everywhere."""
+def seeing(loaded: Any, looks: bool) -> AuditScorer:
+    """The model's own tokens, scored by a table: the reasoning "shade N" is likely where the picture is the Nth; or, where it does not look, everywhere."""
+    own = loaded_scorer(loaded, name="eyes")
     names = {picture(10 + 20 * n).digest: n for n in range(6)}
-    words = {tuple(tiny.tokenizer.encode(f"shade {n}", add_special_tokens=False)): n for n in range(6)}
+    words = {tuple(own.tokenizer.encode(f"shade {n}", add_special_tokens=False)): n for n in range(6)}
 
     def score(prompt: Sequence[int], reasoning: Sequence[int]) -> float:
         (digest,) = image_digests(prompt)
         return -0.5 if not looks or names.get(digest) == words[tuple(reasoning)] else -9.0
 
-    return AuditScorer("eyes", score, tiny.tokenizer, tiny.model.config.vocab_size, None, "float32", Eyes())
+    return dataclasses.replace(own, scorer=score)
 
 
 def rows() -> list[dict[str, Any]]:
@@ -195,14 +199,24 @@ def rows() -> list[dict[str, Any]]:
     ]
 
 
-def test_the_audit_swaps_images(tiny: Any, tmp_path: Path) -> None:
-    found = tether.audit(rows(), model=seeing(tiny, looks=True), bootstrap=100)
+def test_the_audit_swaps_images(sighted: Any) -> None:
+    found = tether.audit(rows(), model=seeing(sighted, looks=True), bootstrap=100)
     assert found.information.retrieval_acc == 1.0 and found.verdict.reasons[-1].endswith("it depends on the image.")
     measured = found.document()["windows"][0]["measured"]
     assert measured["images"]["image_prompts"] == 6 and measured["images"]["image_swapped"] > 1
     assert found.windows[0].pairs.prompt_texts[0].count("<image:") == 1
-    blind = tether.audit(rows(), model=seeing(tiny, looks=False), bootstrap=100)
+    policy = Policy(sighted.model, sighted.tokenizer)
+    chat, shown = ChatFormat(sighted.tokenizer, (), policy.vision), picture(10)
+    wanted = chat.encode(chat.rendered([{"role": "user", "content": f"{shown.marker}What is the shade?"}]) + "<think>")
+    assert wanted in found.windows[0].pairs.prompts, "as a rollout of the same model would have been shown it"
+    blind = tether.audit(rows(), model=seeing(sighted, looks=False), bootstrap=100)
     assert blind.verdict.image_ignored and blind.verdict.headline.endswith("The image is ignored.")
+
+
+def test_a_model_that_sees_scores_the_pictures(sighted: Any) -> None:
+    found = tether.audit(rows(), model=sighted, bootstrap=100, samples=2)
+    measured = found.document()["windows"][0]["measured"]["images"]
+    assert measured["image_prompts"] == 6 and 0 < abs(measured["image_swapped"]) < 1 and measured["image_blank"] != 0
 
 
 def test_a_judge_without_eyes(tiny: Any) -> None:
@@ -212,7 +226,7 @@ def test_a_judge_without_eyes(tiny: Any) -> None:
         tether.audit(rows(), model=tiny, bootstrap=100, text_only=True)
 
 
-def test_a_run_of_tether(tiny: Any, tmp_path: Path) -> None:
+def test_a_run_of_tether(tiny: Any, sighted: Any, tmp_path: Path) -> None:
     store = RunStore.create(tmp_path / "run", "model: {name: tiny}", {})
     opening = tuple(tiny.tokenizer.encode("What is the shade? <think>", add_special_tokens=False))
     episodes = []
@@ -237,11 +251,11 @@ def test_a_run_of_tether(tiny: Any, tmp_path: Path) -> None:
     store.close()
     wanted = {t.turns[0].context_ids for t in episodes}
     del episodes, turn, image
-    found = tether.audit(tmp_path / "run", model=seeing(tiny, looks=True), bootstrap=100)
+    found = tether.audit(tmp_path / "run", model=seeing(sighted, looks=True), bootstrap=100)
     assert set(found.windows[0].pairs.prompts) == wanted and found.information.retrieval_acc == 1.0
     digest = next(iter(found.windows[0].pairs.images))
     (tmp_path / "run" / "images" / f"{digest}.png").unlink()
     with pytest.raises(BadInput, match=rf"images/{digest}.png' of the record is missing"):
-        tether.audit(tmp_path / "run", model=seeing(tiny, looks=True), bootstrap=100)
+        tether.audit(tmp_path / "run", model=seeing(sighted, looks=True), bootstrap=100)
     with pytest.raises(BadInput, match="answer one prompt"):
         tether.audit(tmp_path / "run", model=tiny, bootstrap=100, text_only=True)

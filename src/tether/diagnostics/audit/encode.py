@@ -21,6 +21,7 @@ from tether.core.grammar import THINK_OPEN
 from tether.core.images import IMAGE_IDS, MARKER, Image, digest_of, find_runs, image_digests
 from tether.diagnostics.pairs import beginning_ids, most_common
 from tether.diagnostics.rollouts import Rollout
+from tether.models.chat import ChatFormat
 from tether.runs.images import read_image
 
 REASONING_TOKENS = 1024
@@ -198,6 +199,8 @@ class Encoder:
         return ids or self._encoded("\n")
 
     def _rendered(self, messages: list[dict[str, Any]]) -> str:
+        if self._images:  # the template writes what stands around a picture
+            return ChatFormat(self.tokenizer, (), self.vision).rendered(messages)
         if not self.tokenizer.chat_template:
             return "\n\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages) + "\n\nassistant: "
         try:
@@ -231,8 +234,7 @@ class Encoder:
             return self._words(text)
         ids: Ids = ()
         for place, part in enumerate(MARKER.split(text)):
-            known = self._images.get(part) if place % 2 else None
-            ids += self._words(part if place % 2 == 0 else f"<image:{part}>") if known is None else tuple(self.vision.expand(known))
+            ids += tuple(self.vision.expand(self._images[part])) if part in self._images and place % 2 else self._words(part)
         return ids
 
     def _words(self, text: str) -> Ids:

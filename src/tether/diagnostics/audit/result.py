@@ -8,6 +8,7 @@ from typing import Any
 
 from tether.core.alarms import Alarm
 from tether.core.enums import Scope
+from tether.core.images import image_digests
 from tether.core.metrics import wilson_interval
 from tether.core.reasoning import (
     ELSEWHERE,
@@ -27,12 +28,15 @@ from tether.diagnostics.audit.reading import Plan, RewardStatistics, StepCounts,
 from tether.diagnostics.audit.trend import INDICATORS, ChangePoint, Point, Trend
 from tether.diagnostics.information import Information
 from tether.diagnostics.rollouts import Rollout, Tally
+from tether.runs.images import data_url, without_raw_markers
 
 SCHEMA_VERSION = 2
 """2: `course` became `trend`, and the lexical measures have new names."""
 SAMPLE_PROMPTS = 4
 SAMPLE_REASONINGS = 3
 SAMPLE_CHARS = 1200
+SAMPLE_IMAGES = 4
+"""Of each prompt."""
 
 Json = dict[str, Any]
 
@@ -286,7 +290,10 @@ def _samples(window: WindowAudit) -> Json:
         reasonings = [
             {"text": pairs.texts[row][:SAMPLE_CHARS], "reward": pairs.drawn[row].reward, "where": pairs.drawn[row].where} for row in rows
         ]
-        shown.append({"prompt": pairs.prompt_texts[column][-SAMPLE_CHARS:], "reasonings": reasonings})
+        prompt = without_raw_markers(pairs.prompt_texts[column])[-SAMPLE_CHARS:]
+        seen = [pairs.images[digest] for digest in dict.fromkeys(image_digests(pairs.prompts[column]))][:SAMPLE_IMAGES]
+        images = [{"digest": image.digest, "source": data_url(image.png, image.pixels.shape[1::-1])} for image in seen]
+        shown.append({"prompt": prompt, **({"images": images} if images else {}), "reasonings": reasonings})
     return {"name": window.window.name, "prompts": shown}
 
 

@@ -69,19 +69,18 @@ def load_scorer(name: str, *, tokenizer: str | None = None, device: str | None =
 
 def loaded_scorer(loaded: "LoadedModel", *, tokenizer: str | None = None, name: str | None = None) -> AuditScorer:
     """A scorer over a model that is already loaded, with its tokenizer."""
-    from tether.models.policy import model_positions
-    from tether.models.scoring.local import PrefixScorer
+    from tether.models.policy import Policy, model_positions
+    from tether.models.scoring.local import PrefixScorer, without_wrapper
     from tether.models.scoring.make import RetokenizedScorer, same_tokens
 
     model, own = loaded
-    scorer = PrefixScorer(model)
+    scorer = PrefixScorer(Policy(without_wrapper(model), own))
     name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
     reach = model_positions(model)
     positions = reach if reach < ANY_ID else None
     written = own if tokenizer is None else _tokenizer(tokenizer)
     if same_tokens(written, own):
-        vision = getattr(scorer.policy, "vision", None)
-        return AuditScorer(name, scorer, own, scorer.vocabulary_size, positions, scorer.precision, vision)
+        return AuditScorer(name, scorer, own, scorer.vocabulary_size, positions, scorer.precision, scorer.policy.vision)
     return AuditScorer(name, RetokenizedScorer(scorer, written, own), written, len(written), positions, scorer.precision)
 
 

@@ -29,8 +29,8 @@ DECODED = 64
 """Pictures that are kept decoded: the members of a group see the same ones, one record after the other."""
 COLUMNS = ("images", "image", "multi_modal_data")
 PARTS = ("image", "image_url", "input_image")
-_PLACE = re.compile(r"<image>|(?:<\|vision_start\|>)?(?:<\|image_pad\|>)+(?:<\|vision_end\|>)?")
-"""Where a text says that a picture stands: verl's data sets, and Qwen's own tokens in decoded prompts."""
+_PLACE = re.compile(r"<image>|(?:<\|image_pad\|>)+")
+"""Where a text says that a picture stands: verl's data sets, and Qwen's own tokens in decoded prompts, which are what stands around it, too."""
 _NAMED = re.compile(r"^data:image/|\.(?:png|jpe?g|webp|gif|bmp)$", re.IGNORECASE)
 _HINTS = (b'"image', b'"multi_modal_data', b'"input_image')
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tether.core.errors import BadInput
+from tether.core.images import has_images
 from tether.core.protocols import BatchScorer
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class RetokenizedScorer:
         return np.asarray(self.scorer.score_many(self._read(prompt), [self._read(reasoning) for reasoning in reasonings]))
 
     def _read(self, ids: Sequence[int]) -> list[int]:
+        if has_images(ids):
+            raise BadInput("the prompts hold images, and the scorer reads text only; choose a diagnosis.scorer that reads images")
         text = self._source.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         read: list[int] = self._target.encode(text, add_special_tokens=False)
         if not read:

@@ -36,6 +36,7 @@ from tether.runs.dashboard.charts import Charts, colours_of, lines_of
 from tether.runs.dashboard.pages import StepTemplateSearch, Words
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS
 from tether.runs.files import as_written
+from tether.runs.images import image_size, read_png
 from tether.runs.pages import template_environment
 from tether.runs.verdict import number
 
@@ -173,6 +174,15 @@ def _add_data(app: "FastAPI", catalogue: Catalogue) -> None:
             colours = colours_of(lines_of(runs, pool=pool), catalogue.places())
             made = charts.get(words.text("name"), runs, pool=pool, step=words.whole("step"), beside=words.whole("beside"), colours=colours)
         return Response(made, media_type="application/json", headers={"cache-control": "no-store"})
+
+    @app.get("/image")
+    def image(request: Request) -> Response:
+        words = _words(request)
+        run, digest = catalogue.get(words.text("run")), words.text("digest")
+        if image_size(run.folder, digest) is None:  # no such file, or no PNG
+            raise Refusal(404, f"run '{run.name}' has no picture {digest}")
+        # The name is the digest of the pixels, so a browser may keep it.
+        return Response(read_png(run.folder, digest), media_type="image/png", headers={"cache-control": "max-age=86400"})
 
     @app.get("/events")
     async def events(request: Request) -> StreamingResponse:

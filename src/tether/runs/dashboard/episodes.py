@@ -20,8 +20,9 @@ from tether.core.enums import ERRORED, Split
 from tether.core.errors import BadInput
 from tether.runs.dashboard.catalogue import LiveRun
 from tether.runs.files import parsed_line
+from tether.runs.images import IMAGES, Picture, image_size, without_raw_markers
 from tether.runs.index import IndexRow
-from tether.runs.schema import StepRecord
+from tether.runs.schema import StepRecord, recorded_digests
 
 SEARCH_SECONDS = 0.12
 """How long one search reads; the whole answer stays below 200 ms with it."""
@@ -107,7 +108,7 @@ def _excerpt(line: bytes, raw: bytes, text: str) -> str:
             if place >= 0:
                 begin = max(0, place - LONGEST_EXCERPT // 3)
                 end = begin + LONGEST_EXCERPT
-                return f"{'…' if begin else ''}{part[begin:end]}{'…' if end < len(part) else ''}"
+                return without_raw_markers(f"{'…' if begin else ''}{part[begin:end]}{'…' if end < len(part) else ''}")
     return ""
 
 
@@ -184,6 +185,18 @@ def step_groups(run: LiveRun, step: int) -> list[GroupRow]:
         members.setdefault(row.group, []).append(row)
     rows = [_group(number, found, run.config().get("filter") or {}) for number, found in members.items()]
     return sorted(rows, key=lambda group: -1.0 if group.reward_variance is None else group.reward_variance, reverse=True)
+
+
+def first_pictures(run: LiveRun, groups: Sequence[GroupRow]) -> dict[int, Picture]:
+    """What the members of each group saw first; nothing for a run without pictures."""
+    if not (run.folder / IMAGES).is_dir():
+        return {}
+    found = {}
+    for group, record in zip(groups, run.index().read([group.members[0] for group in groups]), strict=True):
+        turns = (record or {}).get("turns") or [{}]
+        if digests := recorded_digests(turns[0]):
+            found[group.number] = Picture(digests[0], image_size(run.folder, digests[0]))
+    return found
 
 
 def _group(number: int, members: list[IndexRow], settings: Mapping[str, Any]) -> GroupRow:

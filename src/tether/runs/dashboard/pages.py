@@ -10,9 +10,10 @@ from tether.runs.alarms import alarm_history
 from tether.runs.compare import compare_runs, settings_difference, shown
 from tether.runs.dashboard.catalogue import Catalogue, LiveRun
 from tether.runs.dashboard.charts import MOST_LINES, PAGE_SECTIONS, PANELS, Lines, colours_of, differs_most, lines_of
-from tether.runs.dashboard.episodes import episode, find, neighbours, previews, standing_alarms, step_groups, train_steps
+from tether.runs.dashboard.episodes import episode, find, first_pictures, neighbours, previews, standing_alarms, step_groups, train_steps
 from tether.runs.files import as_written
 from tether.runs.gradient_buckets import COLUMNS, GRADIENTS, decompositions, reading, table
+from tether.runs.images import named
 from tether.runs.index import ORDERS, TRAJECTORIES
 from tether.runs.pages import moment
 from tether.runs.reasoning_view import StepTemplates, episode_view, template_views
@@ -221,7 +222,7 @@ def episode_page(run: LiveRun, words: Words) -> dict[str, Any]:
     alarms = standing_alarms(run.records())
     shown_episodes = []
     for key in (words.text("key"), *words.every("beside")[:1]):
-        record = episode_view(episode(run, key), tokenizer)
+        record = episode_view(episode(run, key), named(run.folder), tokenizer)
         standing = alarms.get(int(record["step"]), ())
         shown_episodes.append({"key": key, "record": record, "alarms": standing, "neighbours": neighbours(run, key)})
     return {"episodes": shown_episodes, "no_tokens": missing}
@@ -236,7 +237,8 @@ def groups_page(run: LiveRun, words: Words) -> dict[str, Any]:
     return {
         "steps": steps,
         "step": step,
-        "groups": step_groups(run, step) if step is not None else [],
+        "groups": (groups := step_groups(run, step) if step is not None else []),
+        "pictures": first_pictures(run, groups),
         "notes": next((record.notes for record in run.records() if record.step == step), []),
         "filter": run.config().get("filter") or {},
     }
