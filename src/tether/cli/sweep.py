@@ -104,10 +104,11 @@ def _fitting(trials: "Sequence[Trial]") -> int | None:
 
     The embedded model always fits: torch is not loaded to find that out.
     """
+    from tether.models.catalog import SHIPPED
     from tether.training.resolve import resolve_settings
 
     different = {json.dumps({**trial.settings, "seed": 0}, sort_keys=True, default=str): trial.settings for trial in trials}
-    large = [settings for one in different.values() if (settings := resolve_settings(None, one, {})).model.name != "tiny"]
+    large = [settings for one in different.values() if (settings := resolve_settings(None, one, {})).model.name not in SHIPPED]
     if not large:
         return None
     from tether.training.memory import plan_memory

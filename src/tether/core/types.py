@@ -29,6 +29,14 @@ class Observation:
     """RGB, [height, width, 3]."""
 
 
+def with_marker(observation: Observation) -> tuple[str, Image | None]:
+    """What is shown, as a text: a picture stands in front of it as its marker."""
+    if observation.image is None:
+        return observation.text, None
+    image = Image.of(observation.image)
+    return f"{image.marker}\n{observation.text}", image
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What the environment says to one answer."""

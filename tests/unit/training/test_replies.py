@@ -9,7 +9,7 @@ import pytest
 from tether.core.config import dump_yaml, merge, validate
 from tether.core.enums import FinishReason, StopReason
 from tether.core.types import Group, Trajectory, Turn
-from tether.models.catalog import tiny_folder
+from tether.models.catalog import shipped_folder
 from tether.runs.checkpoints import list_checkpoints
 from tether.runs.store import RunStore
 from tether.training.callbacks import Callback
@@ -170,7 +170,7 @@ class _Heard(Callback):
 
 def test_a_model_without_a_template_trains_and_the_run_says_so(tmp_path: Path) -> None:
     """Before the first step; and its checkpoint is resumed with the same words."""
-    shutil.copytree(tiny_folder(), tmp_path / "bare")
+    shutil.copytree(shipped_folder("tiny"), tmp_path / "bare")
     (tmp_path / "bare" / "chat_template.jinja").unlink()
     for steps in (1, 2):
         settings = validate(RunSettings, merge(SMALL, {"model": {"name": str(tmp_path / "bare")}, "steps": steps}))

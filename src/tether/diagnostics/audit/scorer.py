@@ -95,11 +95,11 @@ def _server(name: str, tokenizer: str | None, device: str | None) -> AuditScorer
 def _tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
-    from tether.models.catalog import check_name, smollm2_folder, tiny_folder
+    from tether.models.catalog import EMBEDDED, check_name, embedded_folder
     from tether.models.load import complete_tokenizer
 
     check_name(name)
-    place = str(tiny_folder() if name == "tiny" else smollm2_folder() if name == "smollm2" else name)
+    place = str(embedded_folder(name) if name in EMBEDDED else name)
     try:
         words = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput, did_you_mean
 from tether.core.grammar import THINK_CLOSE, THINK_OPEN
-from tether.core.images import MARKER
+from tether.core.images import MARKER, image_of, markers
 from tether.core.seeding import derive_seed
 from tether.core.types import Exchanges, Trajectory, Turn
 from tether.runs.images import read_image
@@ -57,7 +57,9 @@ def demonstrate_turns(
         context = chat.next_prompt(shown, written) if turns else chat.first_prompt(system, shown, few_shot)
         written = chat.encode(response) + closing
         finish = FinishReason.END_OF_TURN if end_of_turn else FinishReason.STOP_TEXT
-        turns.append(Turn(context, written, (0.0,) * len(written), finish, response, None, observation=shown, new_context=not turns))
+        turn = Turn(context, written, (0.0,) * len(written), finish, response, None, observation=shown, new_context=not turns)
+        turn.images = tuple(image_of(digest) for digest in markers(shown))
+        turns.append(turn)
     return turns
 
 

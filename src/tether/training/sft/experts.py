@@ -10,12 +10,14 @@ action at all.
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tether.core.errors import BadInput, did_you_mean
 from tether.core.grammar import parse_response
+from tether.core.images import Image
 from tether.core.protocols import Env, checked_step, few_shot_of
 from tether.core.seeding import derive_seed
+from tether.core.types import with_marker
 from tether.envs.countdown.env import Countdown
 from tether.envs.countdown.prompt import thoughts
 from tether.envs.countdown.solver import near_misses, sums
@@ -145,16 +147,27 @@ def make_expert_envs(names: Sequence[str], options: Mapping[str, Mapping[str, An
     return [make_env(name, **{"few_shot": 0, **options.get(name, {})}) for name in names]
 
 
-def play_expert(env: Env, seed: int, rng: random.Random, weaknesses: Weaknesses, tries: int = 0) -> list[Exchange]:
+class ExpertEpisode(NamedTuple):
+    """What an expert saw and wrote."""
+
+    exchanges: list[Exchange]
+    images: list[Image]
+    """Those whose markers the exchanges hold."""
+
+
+def play_expert(env: Env, seed: int, rng: random.Random, weaknesses: Weaknesses, tries: int = 0) -> ExpertEpisode:
     """An expert's episode."""
-    shown, exchanges = env.reset(seed).text, []
+    played, observation = ExpertEpisode([], []), env.reset(seed)
     while True:
+        shown, image = with_marker(observation)
         thought = demonstrate(env, rng, weaknesses, tries)
-        exchanges.append((shown, thought.text))
+        played.exchanges.append((shown, thought.text))
+        if image is not None:
+            played.images.append(image)
         step = checked_step(env.step(parse_response(thought.text).answer or ""))
         if step.done:
-            return exchanges
-        shown = step.observation.text
+            return played
+        observation = step.observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +182,8 @@ class Experts:
     """Expressions that miss the target, at most, before the right one (Countdown)."""
     stream: str = "sft"
     """First part of the names of the seeds."""
+    turns: int | None = None
+    """Only so many first turns of an episode; None: all."""
 
     def record(self, seed: int, episodes: range, progress: Callable[[int, int, str], None]) -> list[Demonstration]:
         """The episodes of these numbers, from one environment after the other. An episode follows from the seed and its number alone."""
@@ -176,8 +191,8 @@ class Experts:
         for index in episodes:
             env = self.envs[index % len(self.envs)]
             rng = random.Random(derive_seed(f"{self.stream}-expert", seed, index))
-            exchanges = play_expert(env, derive_seed(f"{self.stream}-instance", seed, index), rng, self.weaknesses, self.tries)
-            turns = demonstrate_turns(self.chat, env.instructions, exchanges, self.end_of_turn, few_shot_of(env))
+            played = play_expert(env, derive_seed(f"{self.stream}-instance", seed, index), rng, self.weaknesses, self.tries)
+            turns = demonstrate_turns(self.chat, env.instructions, played.exchanges[: self.turns], self.end_of_turn, few_shot_of(env))
             # The same instance may come from two seeds: held out together, no held-out board is trained on.
             recorded.append(demonstration(f"{type(env).__name__} {getattr(env, 'instance', index)}", turns))
             if len(recorded) % REPORT_EVERY == 0 or len(recorded) == len(episodes):

@@ -28,7 +28,7 @@ from tether.models.catalog import TRAINED_WORDING
 from tether.models.chat import ChatFormat
 from tether.models.policy import Policy
 from tether.training.sft.experts import Experts, play_expert
-from tether.training.sft.settings import Lesson, SftLearnerSettings, WarmstartSettings
+from tether.training.sft.settings import EyesSettings, Lesson, SftLearnerSettings, WarmstartSettings
 from tether.training.sft.trainer import SupervisedTrainer
 
 TOKENIZER_EPISODES = 400
@@ -59,13 +59,18 @@ def warmstart(settings: WarmstartSettings, out: Path, device: str, progress: Pro
 
 
 def teach(
-    policy: Policy, chat: ChatFormat, envs: Sequence[Env], settings: WarmstartSettings, lessons: Sequence[Lesson], progress: Progress
+    policy: Policy,
+    chat: ChatFormat,
+    envs: Sequence[Env],
+    settings: WarmstartSettings | EyesSettings,
+    lessons: Sequence[Lesson],
+    progress: Progress,
 ) -> None:
     """Give the model one lesson after the other; no lesson repeats an episode of another."""
     first_episode = 0
     for number, lesson in enumerate(lessons, start=1):
         episodes = range(first_episode, first_episode + lesson.episodes)
-        experts = Experts(envs, chat, lesson.weaknesses, end_of_turn=False, stream="warmstart")
+        experts = Experts(envs, chat, lesson.weaknesses, end_of_turn=False, stream="warmstart", turns=lesson.turns)
         demonstrations = experts.record(settings.seed, episodes, partial(progress, f"lesson {number}: episodes"))
         seed = derive_seed("warmstart-order", settings.seed, number)
         learner = SftLearnerSettings(update_batch=settings.batch)
@@ -80,7 +85,7 @@ def _texts(envs: Sequence[Env], settings: WarmstartSettings) -> list[str]:
     for index in range(TOKENIZER_EPISODES):
         env = envs[index % len(envs)]
         texts.append(env.instructions)
-        texts += [text for exchange in play_expert(env, index, rng, settings.skill.weaknesses) for text in exchange]
+        texts += [text for exchange in play_expert(env, index, rng, settings.skill.weaknesses).exchanges for text in exchange]
     return texts
 
 

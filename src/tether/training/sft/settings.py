@@ -164,6 +164,8 @@ class Lesson(Settings):
     steps: Positive
     episodes: Positive
     """Demonstrated episodes of all environments; training goes round them as often as the steps need."""
+    turns: Positive | None = None
+    """Only the first turns of an episode, so many; null: all."""
     learning_rate: Annotated[float, Field(gt=0)]
 
 
@@ -183,7 +185,52 @@ class WarmstartSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        """A lesson that is configured in part is the lesson of `tiny` for the rest."""
-        if not isinstance(data, dict):
-            return data
-        return merge(LESSONS, {key: value.model_dump() if isinstance(value, Settings) else value for key, value in data.items()})
+        return _filled_in(LESSONS, data)
+
+
+EYE_LESSONS: dict[str, Any] = {
+    "skill": {
+        "weaknesses": {"habit": 0.3, "confusion": 0.1, "indecision": 0.3, "sloppiness": 0.03},
+        "steps": 1500,
+        "episodes": 24_000,
+        "learning_rate": 1e-3,
+    },
+    "habit": {
+        "weaknesses": {"habit": 0.7, "confusion": 0.1, "indecision": 0.3, "sloppiness": 0.03},
+        "steps": 100,
+        "episodes": 3_200,
+        "learning_rate": 2e-4,
+    },
+}
+"""The lessons of `tiny-vl`."""
+
+
+class EyesSettings(Settings):
+    """What `tiny-vl` is made of: `tiny`, and a small tower of Qwen2.5-VL's kind."""
+
+    word_steps: Positive = 200
+    """Updates in which the tower learns the symbols of the grids."""
+    skill: Lesson
+    habit: Lesson
+    batch: Positive = 32
+    width: Positive = 64
+    hidden: Positive = 128
+    layers: Positive = 2
+    heads: Positive = 2
+    patch: Positive = 8
+    """Pixels of a patch's side; four patches become a token, so one of 8 makes a token of a grid's cell."""
+    max_pixels: Positive = 192 * 192
+    """Larger images are made smaller."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        return _filled_in(EYE_LESSONS, data)
+
+
+def _filled_in(lessons: dict[str, Any], data: Any) -> Any:
+    """A lesson that is configured in part is that of the recipe for the rest."""
+    if not isinstance(data, dict):
+        return data
+    return merge(lessons, {key: value.model_dump() if isinstance(value, Settings) else value for key, value in data.items()})
