@@ -26,7 +26,7 @@ def test_the_tokens_are_those_of_a_rollout(tiny: Any, chat: ChatFormat) -> None:
     """The same texts, played by the scripted engine in the same environment, give the same ids and the same loss mask."""
     seed = instance_seed(0, 1, 0)
     env = tether.make_env("sokoban")
-    exchanges = play_expert(env, seed, random.Random(0), SURE)
+    exchanges = play_expert(env, seed, random.Random(0), SURE).exchanges
     assert len(exchanges) > 1
     engine = tether.ScriptedEngine(lambda text, number, turn: exchanges[min(turn, len(exchanges) - 1)][1], tiny.tokenizer)
     (group,) = tether.play("sokoban", engine, prompts=1, group_size=1)

@@ -36,7 +36,7 @@ def test_experts_answer_in_the_grammar(name: str) -> None:
     env = tether.make_env(name)
     rng, named, all_turns = random.Random(0), 0, 0
     for seed in range(25):
-        for shown, response in play_expert(env, seed, rng, USUAL):
+        for shown, response in play_expert(env, seed, rng, USUAL).exchanges:
             parsed = parse_response(response)
             assert parsed.well_formed and parsed.reasoning and shown
             actions = split_actions(parsed.answer or "")
