@@ -105,6 +105,8 @@ class FastPathReport:
     head: Head
     reasons: dict[str, str] = field(default_factory=dict)
     """Part -> why a slower implementation was chosen."""
+    vision: str = ""
+    """Of a model that sees: whether its tower is trained."""
 
     @property
     def is_fast(self) -> bool:
@@ -121,6 +123,7 @@ class FastPathReport:
         speed = "fast path" if self.is_fast else "partly slow path"
         return [
             f"{speed} ({self.model_type}, {self.dtype} on {self.device}): {parts}",
+            *([f"images: the vision tower is {self.vision}"] if self.vision else []),
             *(f"{part.replace('_', ' ')} is slow ({getattr(self, part)}): {self.reasons[part]}" for part in PARTS if part in self.reasons),
         ]
 
@@ -158,4 +161,11 @@ def _found(policy: Policy) -> FastPathReport:
         scorer.backend,
         "linear, fused log-probs" if linear else "module's own",
         {part: reason for part, reason in reasons.items() if reason},
+        _vision_words(policy),
     )
+
+
+def _vision_words(policy: Policy) -> str:
+    if policy.vision is None:
+        return ""
+    return "trained" if policy.vision.is_trained else "frozen (learner.train_vision), the features of an image are computed once"

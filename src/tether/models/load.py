@@ -118,12 +118,8 @@ def _complete(name: Path | str, *, exact: bool = False, **options: Any) -> Any:
     not run, and nobody is asked whether to. `exact`: the files hold nothing else, either."""
     here = {key: options[key] for key in ("local_files_only",) if key in options} | {"trust_remote_code": False}
     config = AutoConfig.from_pretrained(name, **here)
-    sees = hasattr(config, "vision_config")
-    if sees:
-        check_sighted(config.model_type)
-    auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    model, found = auto.from_pretrained(name, config=config, output_loading_info=True, **options | here)
-    if sees:
+    model, found = auto_class(config).from_pretrained(name, config=config, output_loading_info=True, **options | here)
+    if hasattr(config, "vision_config"):
         model.image_processor = _image_processor(name, here)
     wrong = [(key, "is missing") for key in sorted(found["missing_keys"])]
     wrong += [(str(entry[0]), "has another shape") for entry in sorted(found["mismatched_keys"])]
@@ -136,6 +132,14 @@ def _complete(name: Path | str, *, exact: bool = False, **options: Any) -> Any:
             "replace them by whole ones"
         )
     return model
+
+
+def auto_class(config: Any) -> Any:
+    """What makes a model of a configuration."""
+    if not hasattr(config, "vision_config"):
+        return AutoModelForCausalLM
+    check_sighted(config.model_type)
+    return AutoModelForImageTextToText
 
 
 def _image_processor(name: Path | str, options: dict[str, Any]) -> Any:

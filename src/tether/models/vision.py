@@ -106,9 +106,7 @@ class Vision:
     @property
     def tower(self) -> list[nn.Module]:
         """What makes features of pixels."""
-        base: Any = self.module.base_model
-        names = ("visual", "vision_model", "connector")
-        return [part for name in names if (part := getattr(base, name, None)) is not None]
+        return vision_tower(self.module)
 
     @property
     def is_trained(self) -> bool:
@@ -201,6 +199,12 @@ class Vision:
         if image not in self._grids:
             self._read(image)
         return self._grids[image]
+
+
+def vision_tower(module: Any) -> list[nn.Module]:
+    """The parts of a model that make features of pixels; none of one that reads text only."""
+    base: Any = module.base_model if hasattr(module.config, "vision_config") else None
+    return [part for name in ("visual", "vision_model", "connector") if (part := getattr(base, name, None)) is not None]
 
 
 def vision_of(module: Any, tokenizer: Any) -> Vision | None:

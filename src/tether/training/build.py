@@ -86,7 +86,7 @@ def build(
         if divide is not None:
             policy = divide(settings.model.name, checkpoint=checkpoint)
         else:
-            policy = load_policy(settings, settings.rollout.max_context, checkpoint, train_vision=settings.learner.train_vision)
+            policy = load_policy(settings, settings.rollout.max_context, checkpoint)
         check_eyes(settings, policy)
     with timer.part("learner"):
         learner, critic = _learner(settings, policy, algorithm, ranks, divide)
@@ -302,7 +302,7 @@ def check_eyes(settings: RunSettings, policy: Policy) -> None:
         )
 
 
-def load_policy(settings: TrainedModel, max_context: int, checkpoint: Path | None = None, *, train_vision: bool = False) -> Policy:
+def load_policy(settings: TrainedModel, max_context: int, checkpoint: Path | None = None) -> Policy:
     """The model that is trained, in float32, or frozen in what it computes in with adapters to train; or that of a checkpoint. A vision tower that
     is not trained is in what it computes in, too."""
     # Frozen weights are read as they compute: in float32 they would need more memory than the whole run.
@@ -312,9 +312,9 @@ def load_policy(settings: TrainedModel, max_context: int, checkpoint: Path | Non
     else:
         model, tokenizer = load_model(settings.model.name, device=settings.model.device, dtype=dtype)
         if settings.lora.rank:
-            add_lora(model, settings.lora.rank, settings.lora.alpha, settings.lora.targets, settings.seed, vision=train_vision)
+            add_lora(model, settings.lora.rank, settings.lora.alpha, settings.lora.targets, settings.seed, vision=settings.trains_vision)
     policy = Policy(model, tokenizer, max_positions=max_context)
-    if policy.vision is not None and not train_vision:
+    if policy.vision is not None and not settings.trains_vision:
         for part in policy.vision.tower:
             part.requires_grad_(False).to(DTYPES[compute_dtype(settings)])
     return policy

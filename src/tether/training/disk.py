@@ -15,7 +15,7 @@ import torch
 from tether.core.errors import BadInput
 from tether.models.hardware import check_device, default_device
 from tether.runs.checkpoints import list_checkpoints
-from tether.training.memory import GB, critic_name, num_adapted, shape_of, width_of
+from tether.training.memory import GB, critic_name, num_adapted, num_frozen, shape_of, width_of
 from tether.training.settings import RunSettings
 
 TOKEN_BYTES = 16
@@ -62,7 +62,8 @@ def plan_disk(settings: RunSettings, folder: Path) -> DiskPlan | None:
     width = width_of(settings, torch.device(check_device(settings.model.device or default_device())))
     masters = 4 if width < 4 else 0
     adapters = num_adapted(settings, shape)
-    size = (12 + masters) * shape.parameters if adapters is None else 12 * adapters
+    frozen = num_frozen(settings, shape)
+    size = (12 + masters) * (shape.parameters - frozen) + width * frozen if adapters is None else 12 * adapters
     if critic_shape is not None:  # its weights as they compute, the float32 ones where those are rounded, and two moments
         size += (8 + width + masters) * critic_shape.backbone
     chosen, steps = settings.checkpoint, settings.steps

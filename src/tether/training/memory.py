@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
@@ -31,9 +31,11 @@ from tether.models.fast.linear_logprobs import LOGIT_BYTES
 from tether.models.gguf import gguf_config
 from tether.models.hardware import available_memory, check_device, default_device
 from tether.models.hub import hub_asked
+from tether.models.load import auto_class
 from tether.models.logprobs import can_recompute, kept_bytes
 from tether.models.lora import ADAPTER_WEIGHTS, ALL_LINEAR, adapter_folder, base_name
 from tether.models.policy import Policy
+from tether.models.vision import vision_tower
 from tether.training.distributed.ranks import Ranks
 from tether.training.settings import RunSettings, TrainedModel
 
@@ -66,6 +68,8 @@ class Shape:
     """Numbers of the largest layer."""
     outside: int = 0
     """Numbers of what belongs to no layer: embedding, head, last norm."""
+    vision: int = 0
+    """Of the parameters, those of a vision tower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +177,14 @@ def _policy_needs(
     adapters = num_adapted(settings, policy)
     if adapters is not None:
         return {"weights": width * policy.parameters + 4 * adapters, "optimiser": 8 * adapters // num_ranks, "gradients": 4 * adapters}
-    return trained_needs(policy, policy.parameters, width, num_ranks, sharding, whole=whole)
+    frozen = num_frozen(settings, policy)
+    needs = trained_needs(policy, policy.parameters - frozen, width, num_ranks, sharding, whole=whole)
+    return {**needs, "vision tower": width * frozen} if frozen else needs
+
+
+def num_frozen(settings: TrainedModel, policy: Shape) -> int:
+    """Parameters of a vision tower that is not trained."""
+    return 0 if settings.trains_vision else policy.vision
 
 
 def trained_needs(shape: Shape, parameters: int, width: int, num_ranks: int, sharding: str, *, whole: bool = True) -> dict[str, int]:
@@ -214,7 +225,8 @@ def _checkpoint_copy(settings: RunSettings, shapes: Mapping[str, Shape], width: 
     """What a checkpoint holds: float32 weights and two moments of everything that is trained, and a critic as it computes."""
     policy = shapes[settings.model.name]
     adapters = num_adapted(settings, policy)
-    copied = 12 * (policy.parameters if adapters is None else adapters)
+    frozen = num_frozen(settings, policy)
+    copied = 12 * (policy.parameters - frozen) + width * frozen if adapters is None else 12 * adapters
     if name := critic_name(settings):
         copied += (12 + (width if width < 4 else 0)) * shapes[name].backbone
     return copied
@@ -313,7 +325,7 @@ def shape_of(name: str) -> Shape | None:
             with nullcontext() if Path(place).is_dir() else hub_asked():
                 config = AutoConfig.from_pretrained(place, trust_remote_code=False)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            model = auto_class(config).from_config(config, trust_remote_code=False)
     # No such model, no package that reads it, no class for it, or one that must compute.
     except (OSError, ValueError, KeyError, ImportError, ModelUnavailable, NotImplementedError, RuntimeError):
         return None
@@ -327,8 +339,10 @@ def measured_shape(model: PreTrainedModel) -> Shape:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     tied = head is None or any(head.weight is parameter for parameter in model.base_model.parameters())
     linear: dict[str, int] = {}
+    tower = vision_tower(model)
+    in_tower = {id(module) for part in tower for module in part.modules()}
     for path, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head:
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head and id(module) not in in_tower:
             last = path.rpartition(".")[2]
             linear[last] = linear.get(last, 0) + sum(module.weight.shape)
     layers_of = [sum(p.numel() for p in part.parameters()) for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
@@ -345,6 +359,7 @@ def measured_shape(model: PreTrainedModel) -> Shape:
         largest=max(parameter.numel() for parameter in model.parameters()),
         layer=max(layers_of, default=0),
         outside=parameters - sum(layers_of),
+        vision=sum(parameter.numel() for part in tower for parameter in part.parameters()),
     )
 
 

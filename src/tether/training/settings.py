@@ -92,6 +92,9 @@ class TrainedModel(Protocol):
     @property
     def seed(self) -> int: ...
 
+    @property
+    def trains_vision(self) -> bool: ...
+
 
 class CriticSettings(Settings):
     """The critic of algorithms that have one (ppo)."""
@@ -445,6 +448,10 @@ class RunSettings(Settings):
 
     def environments(self) -> list[EnvSettings]:
         return [self.env, *self.also]
+
+    @property
+    def trains_vision(self) -> bool:
+        return self.learner.train_vision
 
     def divides_weights(self, num_ranks: int) -> bool:
         """Whether no rank holds whole weights: they are divided, and servers sample."""

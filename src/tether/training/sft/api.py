@@ -147,7 +147,7 @@ def run_sft(source: Source, settings: SftSettings, out: Path, progress: Progress
     progress("loading the model", 0, 1, "")
     seed_everything(settings.seed)
     check_fits(settings)
-    policy = load_policy(settings, settings.max_context, train_vision=settings.learner.train_vision)
+    policy = load_policy(settings, settings.max_context)
     progress("loading the model", 1, 1, "")
     assert policy.tokenizer is not None  # loaded with the model
     made = demonstrations_of(source, settings, ChatFormat(policy.tokenizer, policy.end_of_turn_ids, policy.vision), progress)

@@ -130,6 +130,10 @@ class SftSettings(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of everything that is drawn."""
 
+    @property
+    def trains_vision(self) -> bool:
+        return self.learner.train_vision
+
 
 def default_learning_rate(num_parameters: int, adapters: bool) -> float:
     """The learning rate where none was given."""

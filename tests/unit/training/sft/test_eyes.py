@@ -46,4 +46,6 @@ def test_what_is_written_can_be_loaded_and_shown_a_board(tmp_path: Path) -> None
     (shown,) = Experts([env], chat, Weaknesses(), end_of_turn=False, turns=1).record(0, range(1), lambda *_: None)
     (turn,) = shown.trajectory.turns
     assert isinstance(turn, Turn) and [(run.length, run.digest) for run in find_runs(turn.context_ids)] == [(16, turn.images[0].digest)]
-    assert turn.images[0] is Image.of(turn.images[0].pixels) and sum(p.numel() for p in policy.module.parameters()) == pytest.approx(2.5e6, rel=0.1)
+    assert turn.images[0] is Image.of(turn.images[0].pixels) and sum(p.numel() for p in policy.module.parameters()) == pytest.approx(
+        2.5e6, rel=0.1
+    )
