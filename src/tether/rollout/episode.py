@@ -126,6 +126,7 @@ class Episode:
         except EnvironmentFailure as failure:
             self._fail(failure)
             return None
+        self._check_eyes()
         return self._show(shown, self._context.begin(instructions, shown, few_shot))
 
     def _advance(self, turn: Turn, answer: str, take: Callable[[], Step]) -> PromptTokens:
@@ -146,6 +147,7 @@ class Episode:
         if step.done:
             self._end(step)
             return None
+        self._check_eyes()
         return self._show(shown, self._context.advance(turn, answer, shown))
 
     def _seen(self, observation: Observation) -> str:
@@ -153,13 +155,6 @@ class Episode:
         text = _readable("observation", observation.text)
         if next(markers(text), None) is not None:
             raise ValueError("the text of the observation holds the marker of an image; give the picture as the observation's image")
-        if observation.image is None:
-            return text
-        if not self._chat.sees:
-            raise BadInput(
-                f"environment '{self.trajectory.env or self._env.name}' shows images, and the model reads text only; "
-                "choose a model that reads images, or a text observation, such as env.options.observation=grid"
-            )
         shown, image = with_marker(observation)
         if image is not None:
             self._images[image.digest] = image
@@ -191,6 +186,14 @@ class Episode:
             images=tuple(self._images[digest] for digest in dict.fromkeys((*image_digests(self._prompt), *markers(self._observation)))),
         )
         return turn, parsed.answer or ""
+
+    def _check_eyes(self) -> None:
+        """A mistake of the configuration, not of the environment: it ends everything, before anything is played."""
+        if self._images and not self._chat.sees:
+            raise BadInput(
+                f"environment '{self.trajectory.env or self._env.name}' shows images, and the model reads text only; "
+                "choose a model that reads images, or a text observation, such as env.options.observation=grid"
+            )
 
     def _show(self, observation: str, prompt: tuple[int, ...]) -> PromptTokens:
         """The prompt with the next observation, if a response to it still fits into the context."""

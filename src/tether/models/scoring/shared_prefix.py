@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tether.core.images import image_digests
 from tether.models.fast.backbone import LlamaBackbone
+from tether.models.fast.layers import language_part
 from tether.models.fast.prefix_attention import NotShared, Pass, PrefixSpan, attending, prefix_kernel
 from tether.models.policy import Policy
 from tether.models.probing import attempt, disagreement_with, probe_ids
@@ -110,9 +110,7 @@ class _RegistryRow:
             torch.from_numpy(array).to(device) for array in (pieces_BT, padded_index_S, ids_S, positions_S)
         )
         current = Pass(pieces, padded_index, spans, self._stored, is_even=bool((lengths_B == longest).all()))
-        if policy.vision is not None:  # before the layers attend as a row: those of the tower do not
-            policy.vision.features(image_digests(ids_S.tolist()))
-        with attending(policy.module, current):
+        with attending(language_part(policy.module), current):  # not of a vision tower
             features_SD: Tensor = policy.features(input_ids=ids[None], position_ids=positions[..., None, :], use_cache=False)[0]
         if not self._stored:
             raise NotShared(f"{type(policy.module).__name__} does not ask for an attention function")
