@@ -13,6 +13,7 @@ from tether.core.images import Image, find_runs, image_digests, with_placeholder
 from tether.core.protocols import ContextReset, PromptTokens, Sampling
 from tether.core.types import Completion
 from tether.models.chat import ChatFormat
+from tether.models.fast.decoding.sampling import sample
 from tether.models.load import load_model
 from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy, token_logprobs
 from tether.models.lora import add_lora
@@ -200,6 +201,15 @@ def test_features_are_computed_once_and_again_where_the_tower_changed(policy: Po
     with torch.no_grad():
         next(iter(vision.tower[0].parameters())).add_(0.5)
     assert not torch.equal(vision.embed(ids).states_SD, first) and calls == [1, 1]
+
+
+def test_tokens_of_images_are_not_sampled_however_likely() -> None:
+    """Of four words with logits log(7), log(1), log(1), log(1) the first may not be drawn; the log-prob stays that of all: log(1/10)."""
+    logits_BV = torch.log(torch.tensor([[7.0, 1.0, 1.0, 1.0]])).repeat(3, 1)
+    ids_B, logprobs_B = sample(logits_BV, Sampling(), torch.tensor([0.0, 0.5, 0.99]), never=(0,))
+    assert ids_B.tolist() == [1, 2, 3] and logprobs_B.tolist() == pytest.approx([np.log(0.1)] * 3)
+    assert sample(logits_BV, Sampling(temperature=0), torch.zeros(3), never=(0,))[0].tolist() == [1, 1, 1]
+    assert sample(logits_BV, Sampling(top_p=0.5), torch.zeros(3), never=(0,))[0].tolist() == [1, 1, 1]
 
 
 def test_adapters_leave_the_tower_alone(folders: Path) -> None:
