@@ -152,6 +152,10 @@ class Vision:
             self._pixels.pop(image, None)
         return {image.digest: found[image] for image in images}
 
+    def forget_features(self) -> None:
+        """They are computed again when they are asked for."""
+        self._features.clear()
+
     def _through_tower(self, images: Sequence[Image]) -> list[tuple[Tensor, ...]]:
         """Images whose pixels have the same shape, in one pass."""
         base: Any = self.module.base_model

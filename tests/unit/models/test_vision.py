@@ -141,7 +141,7 @@ def test_cross_scores_swap_the_images(policy: Policy, pictures: list[Image]) -> 
     prompts = [tuple(talk.ids[:first]) for talk, first in zip(talks, firsts, strict=True)]
     reasonings = [tuple(talk.ids[first : first + 4]) for talk, first in zip(talks, firsts, strict=True)]
     assert policy.vision is not None
-    policy.vision._features.clear()  # the tower computes inside the scorer's pass
+    policy.vision.forget_features()  # the tower computes inside the scorer's pass
     scores = scorer_for(policy).score_all(prompts, reasonings)
     for n, reasoning in enumerate(reasonings):
         for j, prompt in enumerate(prompts):

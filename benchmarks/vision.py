@@ -1,0 +1,186 @@
+"""Models that see: how fast, beside the same conversations in words; and whether an agent looks.
+
+    python benchmarks/vision.py speed --model shape:qwen2.5-vl-3b          # GPU: 8 prompts x 16, three turns, a picture of 252 x 252 pixels a turn
+    python benchmarks/vision.py speed --model tiny-vl --side 64 --groups 2 --group 4          # CPU
+    python benchmarks/vision.py looks tiny-vl runs/seeing                   # FrozenLake with its own pictures, another map's, and blank ones
+
+`speed`: pictures a second through the vision tower, and sampled tokens a second of the engine that trains, over conversations in which every turn shows
+a picture and words; beside it the same lengths in words alone, on the same model. Every picture is new, as for a first rollout; the members of a
+group share the first one. The best of `--repeats` counts.
+
+`looks`: validation success on the same maps with three kinds of pictures. One that has learned to look falls to what it does blind.
+"""
+
+import argparse
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from shapes import SHAPE, Row, add_json_option, best_of, precision, publish, say
+from workloads import Conversations, EndlessPolicy, FixedConversation, endless
+
+import tether
+from tether.core.images import Image
+from tether.core.protocols import Sampling
+from tether.core.seeding import generator
+from tether.envs.frozen_lake.env import FrozenLake
+from tether.envs.registry import register_env
+from tether.models.load import DTYPES, load_model
+from tether.models.policy import Policy
+from tether.rollout.engines.native import NativeEngine
+
+WORDS = 24
+"""Of an observation beside its picture."""
+
+
+def sighted_shape(device: str, dtype: str) -> tuple[Any, Any]:
+    """Qwen2.5-VL-3B with random weights; the words are those of tiny-vl."""
+    tokenizer = load_model("tiny-vl", device="cpu").tokenizer
+    names = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
+    kind: Any = transformers.Qwen2_5_VLConfig
+    config = kind(
+        text_config={
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        },
+        vision_config={"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 2048},
+        tie_word_embeddings=True,
+        **{name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()},
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: Any = transformers.Qwen2_5_VLForConditionalGeneration._from_config(config, dtype=DTYPES[dtype]).eval()
+    model.image_processor = transformers.Qwen2VLImageProcessorPil(patch_size=14, merge_size=2)
+    return model, tokenizer
+
+
+def conversations(
+    policy: Policy, work: Conversations, side: int, run: int, *, pictures: bool
+) -> tuple[list[FixedConversation], list[Image]]:
+    """Not begun; with pictures, or with as many words in their place. The images are to be held while they are played."""
+    vision = policy.vision
+    assert vision is not None
+    rng, held, made = generator("benchmark", "vision", run), [], []
+
+    def shown() -> tuple[int, ...]:
+        image = Image.of(rng.integers(0, 255, (side, side, 3), dtype=np.uint8))
+        held.append(image)
+        ids = vision.expand(image)
+        return (*(ids if pictures else rng.integers(0, 500, len(ids)).tolist()), *rng.integers(0, 500, WORDS).tolist())
+
+    for group in range(work.groups):
+        prompt = (*rng.integers(0, 500, work.prompt).tolist(), *shown())
+        for member in range(work.group_size):
+            draws = generator("benchmark", "draws", run, group, member)
+            made.append(FixedConversation(group, member, prompt, [shown() for _ in range(work.turns - 1)], draws))
+    return made, held
+
+
+def speed(options: argparse.Namespace) -> None:
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = options.dtype or ("bfloat16" if device == "cuda" else "float32")
+    loaded = sighted_shape(device, dtype) if options.model.startswith(SHAPE) else load_model(options.model, device=device, dtype=dtype)
+    model, tokenizer = loaded
+    policy = EndlessPolicy(model.requires_grad_(False), endless(tokenizer))
+    if policy.vision is None:
+        raise SystemExit(f"'{options.model}' reads text only; name a model that reads images")
+    work = Conversations(options.groups, options.group, options.prompt, options.response, options.turns, WORDS)
+    row: Row = {
+        "model": options.model,
+        "device": device,
+        "precision": precision(model),
+        "conversations": str(work),
+        "picture": options.side,
+    }
+    for pictures in (True, False):
+        engine = NativeEngine(policy, max_rows=work.rows, max_context=options.context)
+        number = 0
+
+        def play(pictures: bool = pictures, engine: NativeEngine = engine) -> tuple[int, int]:
+            nonlocal number
+            made, held = conversations(policy, work, options.side, number, pictures=pictures)
+            number += 1
+            engine.run(made, Sampling(max_tokens=work.response))
+            return sum(conversation.trajectory.num_sampled for conversation in made), len(held)
+
+        play()
+        seconds, (sampled, _) = best_of(options.repeats, model.device, play)
+        row["tokens/s with pictures" if pictures else "tokens/s in words"] = sampled / seconds
+        row["decoder"] = engine.backend
+        engine.free()
+    images = [Image.of(generator("tower", n).integers(0, 255, (options.side,) * 2 + (3,), dtype=np.uint8)) for n in range(options.images)]
+    patches = len(policy.vision.expand(images[0]))
+
+    def through_tower() -> None:
+        assert policy.vision is not None
+        policy.vision.forget_features()
+        policy.vision.features(image.digest for image in images)
+
+    through_tower()
+    seconds, _ = best_of(options.repeats, model.device, through_tower)
+    row |= {"tokens a picture": patches, "pictures/s": len(images) / seconds}
+    publish([row], options.json)
+
+
+class OtherPictures(FrozenLake):
+    """FrozenLake whose pictures are those of another map."""
+
+    def state_image(self) -> Any:
+        other = FrozenLake(self.options)
+        other.reset(int(generator("another map", self.lake.fingerprint).integers(2**31)))
+        return FrozenLake.state_image(other)
+
+
+class BlankPictures(FrozenLake):
+    """FrozenLake whose pictures show nothing."""
+
+    def state_image(self) -> Any:
+        return Image.of(super().state_image()).blank().pixels
+
+
+def looks(options: argparse.Namespace) -> None:
+    register_env("other_pictures", OtherPictures)
+    register_env("blank_pictures", BlankPictures)
+    rows: list[Row] = []
+    for agent in options.agents:
+        row: Row = {"agent": agent}
+        for env, words in (("frozen_lake", "own pictures"), ("other_pictures", "another map's"), ("blank_pictures", "blank")):
+            shown = {"observation": "image", "few_shot": 0, "instructions": "plain"}
+            found = tether.evaluate(agent, env, options.prompts, options=shown, rollout={"max_tokens": 80})
+            row[words] = f"{found.success:.1%} ({found.interval[0]:.1%} to {found.interval[1]:.1%})"
+            say(f"{agent}, {words}: {row[words]}")
+        rows.append(row)
+    publish(rows, options.json)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(required=True)
+    fast = parts.add_parser("speed")
+    fast.add_argument("--model", default="shape:qwen2.5-vl-3b")
+    fast.add_argument("--device", default=None)
+    fast.add_argument("--dtype", default=None, choices=list(DTYPES))
+    for name, default in (("groups", 8), ("group", 16), ("prompt", 200), ("response", 100), ("turns", 3), ("side", 252), ("images", 64)):
+        fast.add_argument(f"--{name}", type=int, default=default)
+    fast.add_argument("--context", type=int, default=4096)
+    fast.add_argument("--repeats", type=int, default=3)
+    fast.set_defaults(run=speed)
+    seeing = parts.add_parser("looks")
+    seeing.add_argument("agents", nargs="+", type=str)
+    seeing.add_argument("--prompts", type=int, default=256)
+    seeing.set_defaults(run=looks)
+    for part in (fast, seeing):
+        add_json_option(part)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()
