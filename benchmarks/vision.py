@@ -154,7 +154,8 @@ def looks(options: argparse.Namespace) -> None:
         for env, words in (("frozen_lake", "own pictures"), ("other_pictures", "another map's"), ("blank_pictures", "blank")):
             shown = {"observation": "image", "few_shot": 0, "instructions": "plain"}
             found = tether.evaluate(agent, env, options.prompts, options=shown, rollout={"max_tokens": 80})
-            row[words] = f"{found.success:.1%} ({found.interval[0]:.1%} to {found.interval[1]:.1%})"
+            low, high = found.intervals["success"] or (0.0, 1.0)
+            row[words] = f"{found.metrics['success']:.1%} ({low:.1%} to {high:.1%})"
             say(f"{agent}, {words}: {row[words]}")
         rows.append(row)
     publish(rows, options.json)

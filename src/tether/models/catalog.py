@@ -99,7 +99,7 @@ def reads_text_only(name: str) -> bool:
     if name == "smollm2" or path.suffix == ".gguf":
         return True
     try:
-        config = json.loads(((tiny_folder() if name == "tiny" else path) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(((shipped_folder(name) if name in SHIPPED else path) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "vision_config" not in config

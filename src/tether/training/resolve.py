@@ -81,12 +81,20 @@ def run_settings(out: Path | str | None, config: Path | str | None, given: Mappi
     out = Path(out) if out is not None else None
     if not resume:
         file = find_config(config) if config is not None else None
-        settings, notes = _resolved(file, given, SMOKE if smoke else {})
+        settings, notes = _resolved(file, given, _smoke(file, given) if smoke else {})
         _say(notes)
         return _fewer_prompts_on_cpu(settings, file, given)
     if smoke:
         raise ConfigError("--smoke starts a run of its own; leave it out with --resume")
     return _reopen(out, config, given)
+
+
+def _smoke(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What reduces a run; one that shows images needs the small model that sees."""
+    env = merge(read_file(file) if file is not None else {}, given).get("env")
+    options = env.get("options") if isinstance(env, Mapping) else None
+    shown = str(options.get("observation", "")) if isinstance(options, Mapping) else ""
+    return merge(SMOKE, {"model": {"name": "tiny-vl"}}) if "image" in shown else SMOKE
 
 
 def _fewer_prompts_on_cpu(settings: RunSettings, file: Path | None, given: Mapping[str, Any]) -> RunSettings:
