@@ -213,10 +213,15 @@ def test_the_audit_swaps_images(sighted: Any) -> None:
     assert blind.verdict.image_ignored and blind.verdict.headline.endswith("The image is ignored.")
 
 
-def test_a_model_that_sees_scores_the_pictures(sighted: Any) -> None:
-    found = tether.audit(rows(), model=sighted, bootstrap=100, samples=2)
+def test_a_model_that_sees_scores_the_pictures(sighted: Any, tmp_path: Path) -> None:
+    scorer = loaded_scorer(sighted)
+    found = tether.audit(rows(), model=scorer, bootstrap=100, samples=2)
     measured = found.document()["windows"][0]["measured"]["images"]
     assert measured["image_prompts"] == 6 and 0 < abs(measured["image_swapped"]) < 1 and measured["image_blank"] != 0
+    kept = [part for parts in scorer.vision._features.values() for part in parts]
+    assert kept and not any(part.requires_grad for part in kept), "features that are kept hold no graph"
+    page = found.report(tmp_path / "page.html").read_text()
+    assert page.count('<img class="seen" src="data:image/png;base64,') == 4 and "&lt;image:" not in page
 
 
 def test_a_judge_without_eyes(tiny: Any) -> None:
