@@ -97,7 +97,7 @@ class AlarmRules(Settings):
     chance_excess: Share = 0.1
     """Retrieval is at chance only if it is at most this share of the way from chance to 1, whatever its interval says."""
     image_share: Share = 0.25
-    """The image is ignored where what the reasoning loses with the images of another episode is at most this share of its best stretch."""
+    """The image is ignored where what the reasoning loses with the images of another episode is at most this share of the run's start."""
     variance_share: Share = 0.25
     """Reward variance has collapsed where its median is at most this share of the run's start; above `early_stop.variance_share`."""
     solved: Share = 0.9

@@ -136,7 +136,7 @@ def test_an_agent_that_stops_looking() -> None:
     assert (alarm.name, alarm.severity, alarm.began) == (AlarmName.IMAGE_IGNORED, Severity.CRITICAL, 66)
     (evidence,) = alarm.evidence
     assert str(evidence) == (
-        "information/image_swapped 0 in steps 81-96 (mean of 4 measurements, 95% interval -0.002 to 0.002 over 32 prompts holds 0)"
+        "information/image_swapped 0 in steps 81-96 (mean of 4 measurements, 95% interval -0.002 to 0.002 over 8 prompts each holds 0)"
     )
     assert "stopped looking" in alarm.cause
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tether.core.alarms import AlarmName
+from tether.core.intervals import student_t
 from tether.core.seeding import generator
 from tether.diagnostics.alarms.tracker import steps_standing
 from tether.runs.schema import StepRecord
@@ -119,3 +120,25 @@ def test_collapses_are_seen_and_not_before_they_happen(collapse: Collapse, name:
     """The median over a few runs, in steps after the collapse began."""
     first = [steps_standing(simulated_run(seed, every, collapse)).get(name, [STEPS])[0] - collapse.at for seed in range(100, 103)]
     assert min(first) >= 0 and statistics.median(first) <= delay
+
+
+def _seeing(seed: int, blind_from: int | None = None) -> list[StepRecord]:
+    """Forty measurements on 8 prompts each, of which the image decides some and others not at all; from `blind_from` on it decides none."""
+    draw, records = generator("seeing run", seed), []
+    for number in range(40):
+        looks = blind_from is None or number < blind_from
+        level, spread = (0.1 * (1 + 0.25 * math.sin(number / 7)), 0.15) if looks else (0.0, 0.002)
+        values = draw.normal(level, spread, 8)
+        mean, margin = float(values.mean()), student_t(7) * float(values.std(ddof=1)) / math.sqrt(8)
+        metrics = {"image_swapped": mean, "image_swapped_low": mean - margin, "image_swapped_high": mean + margin, "image_prompts": 8.0}
+        metrics |= {"h_conditional": 1.0, "h_conditional_seq": 40.0}
+        records.append(StepRecord(1 + 5 * number, {f"information/{name}": value for name, value in metrics.items()}))
+    return records
+
+
+def test_agents_that_look_are_left_alone_and_those_that_stop_are_seen_within_twenty_steps() -> None:
+    alarmed = [seed for seed in range(40) if steps_standing(_seeing(seed))]
+    assert len(alarmed) <= 2, alarmed
+    for seed in range(8):
+        first = steps_standing(_seeing(seed, blind_from=15))[AlarmName.IMAGE_IGNORED][0]
+        assert first - (1 + 5 * 15) <= 20

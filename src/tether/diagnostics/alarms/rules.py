@@ -160,10 +160,11 @@ def _image_ignored(history: History, rules: AlarmRules) -> Finding | None:
         start = measured.early(rules.recent_steps, rules.recent_measurements)
         never = _blind_evidence(history.until(start.steps[-1]), rules) is not None
         return Finding(Severity.WARNING, (evidence,), NEVER_LOOKED) if never else Finding(Severity.CRITICAL, (evidence,))
-    earlier = measured.without_last(len(recent))
-    if len(earlier) < rules.start_measurements:
+    pooled = _pooled_images(history, rules)
+    if pooled is None or len(measured.without_last(len(recent))) < len(first) or pooled.high > REGIME_FRACTION * first.median:
         return None
-    shift = fall(earlier.best(len(first)), recent, rules.image_share, rules.measured_p)
+    # Against the start: the best stretch of a noisy number is an accident, and one that has vanished is found above.
+    shift = fall(first, recent, rules.image_share, rules.measured_p)
     return Finding(Severity.WARNING, (_evidence("information/image_swapped", shift),)) if shift else None
 
 
@@ -360,26 +361,30 @@ def _information_shift(history: History, rules: AlarmRules) -> Shift | None:
     return fall(earlier.best(len(start)), recent, rules.information_share, rules.measured_p)
 
 
-def _blind_evidence(history: History, rules: AlarmRules) -> Evidence | None:
-    """What the reasoning loses with the images of another episode is nothing, over the recent measurements, or None.
+def _pooled_images(history: History, rules: AlarmRules) -> ImageEvidence | None:
+    """What the reasoning loses with the images of another episode over the recent measurements, or None where they are too few.
 
-    Errors of measurements on prompts of their own shrink with their number; those of a fixed probe do not. As for a verdict, an interval that
-    reaches far is no evidence.
+    Errors of measurements on prompts of their own shrink with their number; those of a fixed probe do not.
     """
     recent = history["information/image_swapped"].recent(rules.recent_steps, rules.recent_measurements)
     names = ("image_swapped_low", "image_swapped_high", "image_prompts", "h_conditional", "h_conditional_seq")
     series = {name: history[f"information/{name}"].at(recent.steps) for name in names}
-    if min(len(recent), *map(len, series.values())) < max(1, rules.recent_measurements):
+    if min(len(recent), *map(len, series.values())) < rules.recent_measurements:
         return None
-    prompts = series["image_prompts"].values
     is_fixed = bool(history["information/probe_tokens_sampled"].at(recent.steps).steps)
     shrunk = math.sqrt(1 if is_fixed else len(recent))
     low, high = (recent.mean + (series[name].mean - recent.mean) / shrunk for name in ("image_swapped_low", "image_swapped_high"))
     tokens = mean_tokens({name: series[name].mean for name in ("h_conditional", "h_conditional_seq")})
-    found = ImageEvidence(recent.mean, low, high, tokens, round(min(prompts)))
-    if min(prompts) < FEWEST_PROMPTS or not found.is_ignored:
+    return ImageEvidence(recent.mean, low, high, tokens, round(min(series["image_prompts"].values)))
+
+
+def _blind_evidence(history: History, rules: AlarmRules) -> Evidence | None:
+    """That the image is ignored, as for a verdict: an interval that reaches far is no evidence."""
+    found = _pooled_images(history, rules)
+    if found is None or found.num_prompts < FEWEST_PROMPTS or not found.is_ignored:
         return None
-    test = f"mean of {len(recent)} measurements, 95% interval {low:.3g} to {high:.3g} over {round(min(prompts) if is_fixed else sum(prompts))} prompts holds 0"
+    recent = history["information/image_swapped"].recent(rules.recent_steps, rules.recent_measurements)
+    test = f"mean of {len(recent)} measurements, 95% interval {found.low:.3g} to {found.high:.3g} over {found.num_prompts} prompts each holds 0"
     return Evidence("information/image_swapped", recent.mean, recent.span, test)
 
 
