@@ -4,11 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tether
+from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput
+from tether.core.images import Image, patch_ids
+from tether.core.types import Trajectory, Turn
 from tether.models.chat import ChatFormat
+from tether.runs.schema import trajectory_record
+from tether.runs.store import RunStore
 from tether.training.sft.demonstrations import demonstrated, select_trajectories
 from tether.training.sft.recipe import train_tokenizer
 from tether.training.sft.settings import TrajectorySettings
@@ -85,3 +91,23 @@ def test_a_run_teaches_its_own_model(run: Path, tmp_path: Path) -> None:
     assert result.record["source"] == {"kind": "trajectories", "names": [str(run)]}
     assert result.environments == ("frozen_lake",)
     assert (tmp_path / "better" / "model.safetensors").is_file()
+
+
+def test_pictures_come_back_with_the_tokens(chat: Any, tmp_path: Path) -> None:
+    image = Image.of(np.arange(192, dtype=np.uint8).reshape(8, 8, 3))
+    context = (*patch_ids(image.digest, 3), *chat.encode("Go. <think>"))
+    text = " Left </think> <answer> Left </answer>"
+    words = chat.encode(text)
+    turn = Turn(
+        context, words, (-0.1,) * len(words), FinishReason.STOP_TEXT, text, (0, 1), observation=f"{image.marker}\nGo.", images=(image,)
+    )
+    episode = Trajectory(0, 0, 7, [turn], StopReason.SUCCESS, True, env="frozen_lake")
+    store = RunStore.create(tmp_path / "seen", "{}", {})
+    store.append_trajectories([trajectory_record(episode, 1, "train", True)], images=[image])
+    store.close()
+    (found,) = demonstrated(select_trajectories(store.folder, TrajectorySettings()), chat, store.folder, "tiny")
+    (again,) = found.trajectory.turns
+    assert again.context_ids == context and again.images == (image,) and again.response_ids == words
+    (store.folder / "images" / image.file_name).unlink()
+    with pytest.raises(BadInput, match="of the record is missing"):
+        demonstrated(select_trajectories(store.folder, TrajectorySettings()), chat, store.folder, "tiny")
