@@ -13,17 +13,24 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.models.sighted import logprobs_by_transformers, write_model
 
 import tether
+from tether.core.errors import EngineUnavailable
+from tether.core.images import image_digests, image_of
 from tether.core.protocols import Sampling
 from tether.core.types import Group
+from tether.models.chat import ChatFormat
+from tether.models.load import load_model
 from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
 from tether.rollout.engines.server import ServerEngine, ServerOptions
-from tether.rollout.engines.vllm_server import VllmOptions, VllmServer
+from tether.rollout.engines.vllm_server import LOG_NAME, VllmOptions, VllmServer
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvPool, EnvSpec, play_plan, training_plan
 from tether.runs.store import RunStore
+from tether.training.sft.eyes import sighted
+from tether.training.sft.settings import EyesSettings
 
 COMMAND = os.environ.get("TETHER_TEST_VLLM", "vllm")
 CLOSE = 1e-4
@@ -48,9 +55,9 @@ def policy(tiny: Any) -> Policy:
     return Policy(copy.deepcopy(tiny.model), tiny.tokenizer)
 
 
-def _play(engine: ServerEngine, chat: Any) -> list[Group]:
+def _play(engine: ServerEngine, chat: Any, **options: str) -> list[Group]:
     rules = EpisodeRules(max_context=900, max_tokens=40, format_penalty=-0.1)
-    with EnvPool([EnvSpec("frozen_lake", {"instructions": "plain"})]) as pool:
+    with EnvPool([EnvSpec("frozen_lake", {"instructions": "plain", **options})]) as pool:
         return play_plan(pool, training_plan(0, 1, 2, 4), engine, chat, Sampling(0.8, 40), rules)
 
 
@@ -77,6 +84,41 @@ def test_sampled_logprobs_and_published_weights(address: str, policy: Policy, ch
             assert trajectory.turns[0].response_ids == other.turns[0].response_ids, "the same seed"
             assert set(trajectory.turns[0].versions) == {number - 1}
         _nudge(policy)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "idefics3"])
+def test_images(family: str, tmp_path: Path) -> None:
+    """A model that sees: vLLM reads the very tokens, and its log-probs are those of transformers, also with another tower."""
+    model, tokenizer = (
+        sighted(EyesSettings()) if family == "qwen2_5_vl" else load_model(str(write_model(family, tmp_path / family)), device="cpu")
+    )
+    policy = Policy(model.eval(), tokenizer)
+    assert policy.vision is not None
+    never = list(policy.vision.never_sampled)
+    chat = ChatFormat(tokenizer, policy.end_of_turn_ids, policy.vision)
+    try:
+        server = VllmServer(policy, 1024, VllmOptions(COMMAND, folder=tmp_path))
+    except EngineUnavailable:
+        if "No module named 'torchvision'" in (tmp_path / LOG_NAME).read_text():
+            pytest.skip("this vLLM has no torchvision, which its models of Qwen-VL need")
+        raise
+    try:
+        engine = ServerEngine([server.address], policy, max_rows=8, max_context=900)
+        for _ in range(2):
+            assert engine.sync()["probe_difference"] < CLOSE
+            for trajectory in _play(engine, chat, observation="image")[0].trajectories:
+                assert image_digests(trajectory.turns[0].context_ids)
+                (sequence,) = trajectory.sequences
+                images = [image_of(digest) for digest in image_digests(sequence.token_ids)]
+                whole_TV = logprobs_by_transformers(policy, sequence.token_ids, images, 0.8)
+                drawn_TV = whole_TV - torch.log1p(-whole_TV[:, never].exp().sum(dim=-1, keepdim=True))  # vLLM draws from the other tokens
+                places = [place for place, sampled in enumerate(sequence.loss_mask) if sampled]
+                here = drawn_TV[[place - 1 for place in places], [sequence.token_ids[place] for place in places]]
+                there = torch.tensor([sequence.sampled_logprobs[place] for place in places])
+                assert torch.allclose(here, there, rtol=0, atol=CLOSE), float((here - there).abs().max())
+            _nudge(policy)
+    finally:
+        server.stop()
 
 
 def test_training(address: str, tmp_path: Path) -> None:

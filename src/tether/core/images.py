@@ -9,9 +9,11 @@ Images are interned: those with the same digest are one object, found by it as l
 """
 
 import base64
+import binascii
 import hashlib
 import io
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -36,6 +38,9 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """What is read. Pillow knows many more, some of which start other programs."""
 _JPEG_END, _TAIL = b"\xff\xd9", 4096
 _INTERNED: "WeakValueDictionary[str, Image]" = WeakValueDictionary()
+_INTERNING = threading.Lock()
+MOST_IMAGES = 256
+"""Of one request to a server; together they have at most MOST_PIXELS."""
 
 
 class Image:
@@ -57,10 +62,13 @@ class Image:
         own.flags.writeable = False
         shape = np.array(own.shape, dtype=np.int64).tobytes()
         digest = hashlib.blake2b(shape + own.tobytes(), digest_size=6).hexdigest()
-        known = _INTERNED.get(digest)
-        if known is None:
-            _INTERNED[digest] = known = Image(own, digest)
-        elif not np.array_equal(known.pixels, own):
+        with _INTERNING:  # servers read images in threads: of two objects with one digest, the second would take the first one's place
+            known = _INTERNED.get(digest)
+            if known is None:
+                _INTERNED[digest] = known = Image(own, digest)
+        if known.pixels is own:
+            return known
+        if not np.array_equal(known.pixels, own):
             raise RuntimeError(f"two different images have the digest {digest}")
         return known
 
@@ -87,6 +95,11 @@ class Image:
         buffer = io.BytesIO()
         Pillow.fromarray(self.pixels).save(buffer, "PNG", compress_level=6)
         return buffer.getvalue()
+
+    @property
+    def data_url(self) -> str:
+        """How it stands in a request to a server."""
+        return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
     @property
     def marker(self) -> str:
@@ -143,11 +156,34 @@ def _opened(source: bytes | Path, what: str) -> Iterator[Any]:
 
 
 def image_of(digest: str) -> Image:
-    """The image with this digest; KeyError where nobody holds it."""
+    """The image with this digest; BadInput where nobody holds it."""
     found = _INTERNED.get(digest)
     if found is None:
-        raise KeyError(f"no image with the digest {digest} is held in this process")
+        raise BadInput(f"a text holds '<image:{digest}>', which stands for an image, and there is no such image; leave it out")
     return found
+
+
+class SentImages:
+    """The images of one request to a server, as data URLs; what they may take together is limited."""
+
+    def __init__(self) -> None:
+        self.held: list[Image] = []
+        self._num_pixels = 0
+
+    def read(self, url: Any, what: str) -> Image:
+        """One more; BadInput where it is none, or one too many. Nothing is fetched."""
+        head, comma, coded = url.partition(",") if isinstance(url, str) else ("", "", "")
+        if not (comma and head.startswith("data:") and head.endswith(";base64")):
+            raise BadInput(f"{what} is {str(url)[:40]!r}; send a data URL (data:image/png;base64,...): nothing is fetched here")
+        try:
+            image = Image.read(base64.b64decode(coded, validate=True), what)
+        except binascii.Error as error:
+            raise BadInput(f"{what} is broken ({error}); send it as base64") from error
+        self.held.append(image)
+        self._num_pixels += image.pixels.size // 3
+        if len(self.held) > MOST_IMAGES or self._num_pixels > MOST_PIXELS:
+            raise BadInput(f"{what} is one too many: a request may have {MOST_IMAGES} images of {MOST_PIXELS} pixels together; send fewer")
+        return image
 
 
 class ImageRun(NamedTuple):
@@ -232,9 +268,7 @@ def with_data_urls(text: str) -> str | list[dict[str, Any]]:
     if len(pieces) == 1:
         return text
     return [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(image_of(piece).png).decode()}"}}
-        if n % 2
-        else {"type": "text", "text": piece}
+        {"type": "image_url", "image_url": {"url": image_of(piece).data_url}} if n % 2 else {"type": "text", "text": piece}
         for n, piece in enumerate(pieces)
         if piece
     ]

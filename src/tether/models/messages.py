@@ -20,6 +20,7 @@ from jinja2.exceptions import TemplateError
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, did_you_mean
 from tether.core.grammar import THINK_OPEN
+from tether.core.images import IMAGE_IDS, Image, SentImages
 from tether.core.importing import import_object
 from tether.core.text import unusable
 from tether.core.types import Completion
@@ -55,6 +56,8 @@ class Message:
     """Of an assistant's calls, or of the call that a tool message answers; not compared."""
     name: str | None = None
     """Of the tool that a message comes from, where it is said; not compared."""
+    images: tuple[Image, ...] = ()
+    """Those whose markers stand in the text: somebody has to hold them."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -83,14 +86,15 @@ def assistant_message(reply: Reply, call_ids: Sequence[str]) -> Message:
     return Message("assistant", reply.content, calls, reply.reasoning, tuple(call_ids))
 
 
-def read_messages(messages: Any) -> tuple[Message, ...]:
-    """The messages of a request; BadInput names the first that cannot be used."""
+def read_messages(messages: Any, sees: bool = False) -> tuple[Message, ...]:
+    """The messages of a request; BadInput names the first that cannot be used. `sees`: they may hold images, which become markers."""
     if not isinstance(messages, list) or not messages:
         raise BadInput("messages must be a list with at least one message")
-    return tuple(_read_message(message, number) for number, message in enumerate(messages))
+    sent = SentImages() if sees else None
+    return tuple(_read_message(message, number, sent) for number, message in enumerate(messages))
 
 
-def _read_message(message: Any, number: int) -> Message:
+def _read_message(message: Any, number: int, sent: SentImages | None) -> Message:
     def refuse(why: str) -> BadInput:
         return BadInput(f"messages[{number}] {why}")
 
@@ -99,7 +103,8 @@ def _read_message(message: Any, number: int) -> Message:
     role = message.get("role")
     if role not in ROLES:
         raise refuse(f"has the role {role!r:.40}; send one of {', '.join(ROLES)}")
-    text = _text_of(message.get("content"), refuse)
+    num_before = len(sent.held) if sent is not None else 0
+    text = _text_of(message.get("content"), refuse, sent)
     calls, call_ids = [], []
     made = message.get("tool_calls") or []
     for call in made if isinstance(made, list) else [made]:
@@ -122,10 +127,11 @@ def _read_message(message: Any, number: int) -> Message:
         reasoning if isinstance(reasoning, str) and role == "assistant" else None,
         tuple(call_ids),
         message["name"] if isinstance(message.get("name"), str) else None,
+        tuple(sent.held[num_before:]) if sent is not None else (),
     )
 
 
-def _text_of(content: Any, refuse: Callable[[str], BadInput]) -> str:
+def _text_of(content: Any, refuse: Callable[[str], BadInput], sent: SentImages | None) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -135,8 +141,16 @@ def _text_of(content: Any, refuse: Callable[[str], BadInput]) -> str:
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind in ("image_url", "input_image") and sent is not None:
+            shown = part.get("image_url")
+            try:
+                texts.append(sent.read(shown.get("url") if isinstance(shown, dict) else shown, "image_url").marker)
+            except BadInput as error:
+                raise refuse(f"has a part of which {error}") from error
+            continue
         if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(part.get("text", part.get("refusal")), str):
-            raise refuse(f"has a part of type {kind!r:.40}; the model reads text only")
+            reads = "text only" if sent is None else "text, and images as image_url with a data URL"
+            raise refuse(f"has a part of type {kind!r:.40}; the model reads {reads}")
         texts.append(part.get("text", part.get("refusal")))
     return "".join(texts)
 
@@ -249,7 +263,8 @@ class AgentChat:
 
     def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends with an opening think tag."""
-        return self._chat.decode(tuple(prompt_ids[-8:])).rstrip().endswith(THINK_OPEN)
+        words = tuple(token for token in prompt_ids[-8:] if token < IMAGE_IDS)
+        return self._chat.decode(words).rstrip().endswith(THINK_OPEN)
 
     # --------------------------------------------------------------------------------------------------------------- parse
 

@@ -93,7 +93,11 @@ class Vision:
         """What the image processor makes of an image."""
         options = {"return_row_col_info": True} if self.module.config.model_type in IDEFICS else {}
         images: Any = [[image.pixels]] if options else [image.pixels]
-        inputs = dict(self.image_processor(images=images, return_tensors="pt", **options))
+        try:
+            inputs = dict(self.image_processor(images=images, return_tensors="pt", **options))
+        except ValueError as error:  # such as a side that is 200 times as long as the other
+            height, width = image.pixels.shape[:2]
+            raise BadInput(f"the model's processor refuses an image of {width} x {height} pixels: {error}; send another one") from error
         self._pixels[image] = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         if "image_grid_thw" in inputs:
             merge = self.module.config.vision_config.spatial_merge_size

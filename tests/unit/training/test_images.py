@@ -18,6 +18,7 @@ from tether.core.types import Observation, Step
 from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
 from tether.models.load import load_model
+from tether.rollout.serving.app import serving_model
 from tether.runs.checkpoints import list_checkpoints
 
 
@@ -103,6 +104,17 @@ def test_a_run_is_exact_and_its_record_holds_the_pictures(small: dict[str, Any],
     pairs = zip(trained.named_parameters(), start.parameters(), strict=True)
     changed = {name for (name, parameter), before in pairs if not torch.equal(parameter, before)}
     assert changed and not any("visual" in name for name in changed), "the tower is frozen"
+
+
+def test_through_a_server_it_is_the_same_run(small: dict[str, Any], run: Path, tmp_path: Path) -> None:
+    with serving_model(load_model(small["model"]["name"], device="cpu"), "model", max_rows=4) as url:
+        _train({**small, "rollout": {**small["rollout"], "engine": url}}, tmp_path / "served")
+    sampled = [
+        [[turn["response_ids"] for turn in json.loads(line)["turns"]] for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+        for folder in (run, tmp_path / "served")
+    ]
+    assert sampled[0] == sampled[1]
+    assert all(_metrics(tmp_path / "served")[step]["update/mismatch"] < 1e-5 for step in (1, 2))
 
 
 def test_resumed_it_is_the_same_run(small: dict[str, Any], run: Path, tmp_path: Path) -> None:

@@ -290,6 +290,7 @@ class ServerConnection:
         """Sample the next tokens of a conversation."""
         answer = self.endpoint.call("POST", self.dialect.path, self.dialect.body(self.model, request), delays=SEND_DELAYS)
         try:
+            self.dialect.check_prompt(request, answer)
             sampled = self.dialect.read(answer)
         except (AttributeError, LookupError, TypeError, OverflowError) as error:
             raise Malformed(f"something in another form ({type(error).__name__}: {error})") from error

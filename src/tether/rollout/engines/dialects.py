@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tether.core.errors import BadInput
+from tether.core.images import IMAGE_IDS, find_runs, has_images, image_digests, image_of, with_placeholders
 from tether.core.protocols import Sampling
 from tether.models.endpoint import Forbidden, ModelEndpoint, NoSuchRoute
+from tether.models.vision import Vision
 
 UNVERSIONED = ""
 """The label of weights where the server reports none."""
@@ -38,6 +40,13 @@ class TokenRequest:
     """For servers that draw by themselves."""
     generator: Mapping[str, Any]
     """The state of the conversation's generator, for servers that draw as the native engine does."""
+    vision: Vision | None = None
+    """How the model reads images; None where it reads text only."""
+
+    @property
+    def expanded(self) -> list[int]:
+        """The tokens as the model's own processor writes them."""
+        return list(self.ids) if self.vision is None else with_placeholders(self.ids, self.vision.placeholder_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,8 @@ class Dialect:
     """Answers carry the log-probs of the sampling temperature."""
     weights: Literal["tether", "vllm"] | None = None
     """Whose routes take new weights; None where there are none."""
+    takes_images = False
+    """The route that samples takes prompts with images."""
 
     def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
         """The request for the next tokens."""
@@ -76,6 +87,9 @@ class Dialect:
     def read(self, answer: Mapping[str, Any]) -> SampledTokens:
         """What the server sampled."""
         raise NotImplementedError
+
+    def check_prompt(self, request: TokenRequest, answer: Mapping[str, Any]) -> None:
+        """Refuse a server that read other tokens than those of the request, where that may be."""
 
     def tokenize(self, endpoint: ModelEndpoint, model: str, text: str) -> list[int] | None:
         """What the server's tokenizer makes of a text; None where it cannot be asked."""
@@ -118,24 +132,52 @@ class TokenRoute(Dialect):
 class TetherDialect(TokenRoute):
     """`tether serve`: the native engine's own draws."""
 
-    name, draws_natively, weights = "tether", True, "tether"
+    name, draws_natively, weights, takes_images = "tether", True, "tether", True
 
     def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
         single = [sequence[0] for sequence in request.sampling.stop_ids if len(sequence) == 1]
-        return {
-            "model": model,
-            "token_ids": list(request.ids),
-            "sampling_params": {**_drawing(request), "stop_token_ids": single, "generator": dict(request.generator)},
-        }
+        sampling = {**_drawing(request), "stop_token_ids": single, "generator": dict(request.generator)}
+        body: dict[str, Any] = {"model": model, "token_ids": request.expanded, "sampling_params": sampling}
+        if runs := find_runs(request.ids):
+            body["images"] = {"runs": runs, "urls": {run.digest: image_of(run.digest).data_url for run in runs}}
+        return body
 
 
 class VllmDialect(TokenRoute):
-    """vLLM's route of token ids."""
+    """vLLM's route of token ids. It expands images by itself, so it is sent one token for each, and says what it made of them."""
 
-    name, weights = "vllm", "vllm"
+    name, weights, takes_images = "vllm", "vllm", True
 
     def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
-        return {"model": model, "token_ids": list(request.ids), "sampling_params": _vllm_sampling(request)}
+        body: dict[str, Any] = {"model": model, "token_ids": list(request.ids), "sampling_params": _vllm_sampling(request)}
+        if request.vision is not None and has_images(request.ids):
+            parts = [{"type": "image_url", "url": image_of(digest).data_url} for digest in image_digests(request.ids)]
+            body |= {"token_ids": _unexpanded(request.ids, request.vision), "content_parts": parts, "return_token_ids": True}
+        return body
+
+    def check_prompt(self, request: TokenRequest, answer: Mapping[str, Any]) -> None:
+        if request.vision is None or not has_images(request.ids):
+            return
+        read, own = answer.get("prompt_token_ids"), request.expanded
+        if read != own:
+            found = f"{len(read)} tokens" if isinstance(read, list) else "no prompt_token_ids"
+            raise BadInput(
+                f"vLLM made {found} of a prompt with images that has {len(own)} tokens here, or others; serve the files of the model that is "
+                "trained, its image processor's too, with a vLLM whose route of token ids takes content_parts (0.32 does)"
+            )
+
+
+def _unexpanded(ids: Sequence[int], vision: Vision) -> list[int]:
+    """The tokens with one placeholder for each image and what the processor writes around its patches."""
+    made: list[int] = []
+    done = 0
+    for run in find_runs(ids):
+        if run.patch == 0:
+            expanded = vision.expand(image_of(run.digest))
+            first = run.start - next(place for place, token in enumerate(expanded) if token >= IMAGE_IDS)
+            made += [*ids[done:first], vision.placeholder_id]
+            done = first + len(expanded)
+    return [*made, *ids[done:]]
 
 
 class CompletionsDialect(Dialect):
@@ -194,8 +236,10 @@ class LlamaCppDialect(Dialect):
 def _vllm_sampling(request: TokenRequest) -> dict[str, Any]:
     """vLLM's own names. The tokens that end a turn are named, so that they are the engine's and not those of the server's files."""
     single = [sequence[0] for sequence in request.sampling.stop_ids if len(sequence) == 1]
+    never = {} if request.vision is None else {"logit_bias": dict.fromkeys(request.vision.never_sampled, -100.0)}
     return {
         **_drawing(request),
+        **never,
         "seed": request.seed,
         "ignore_eos": True,
         "stop_token_ids": [*request.end_of_turn_ids, *single],

@@ -33,7 +33,7 @@ class KeptSlots:
     def __init__(self) -> None:
         self._ended: dict[int, None] = {}
         """Kept slots; the one last used is at the end."""
-        self._tokens_BL = np.zeros((0, 0), dtype=np.int32)
+        self._tokens_BL = np.zeros((0, 0), dtype=np.int64)
         self._held_B = np.zeros(0, dtype=np.int64)
         self._promised_B = np.zeros(0, dtype=np.int64)
         """How many of its tokens each slot holds, and will hold."""
@@ -74,7 +74,7 @@ class KeptSlots:
         if not len(self._held_B) or not prompt:
             return Found(-1, 0, 0)
         width = min(len(prompt) - 1, self._tokens_BL.shape[1])
-        differs_BL = self._tokens_BL[:, :width] != np.array(prompt[:width], dtype=np.int32)
+        differs_BL = self._tokens_BL[:, :width] != np.array(prompt[:width], dtype=np.int64)
         common_B = np.where(differs_BL.any(axis=1), differs_BL.argmax(axis=1), width) if width else np.zeros_like(self._held_B)
         held_B = np.minimum(common_B, self._held_B)
         length = int(held_B.max())

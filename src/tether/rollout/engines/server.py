@@ -36,6 +36,7 @@ from torch import Tensor
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, EngineUnavailable, OutdatedEngine
 from tether.core.http_client import note_answer, note_silence
+from tether.core.images import has_images
 from tether.core.protocols import (
     Communicator,
     Conversation,
@@ -146,6 +147,7 @@ class ServerEngine:
         self.options = options or ServerOptions()
         self._policy, self._max_rows = policy, max_rows
         self.tokenizer = policy.tokenizer
+        self.vision = policy.vision
         self.stop_rule = StopRule(policy.tokenizer, policy.end_of_turn_ids)
         self._probe = Probe(policy, self.options.tolerance if self.options.tolerance is not None else default_tolerance(policy))
         self._max_context = max_context or policy.max_positions
@@ -391,6 +393,7 @@ class _Run(ConversationDriver[_Row]):
             end_of_turn_ids=self._engine.stop_rule.end_of_turn_ids,
             seed=0 if draws_natively else int(conversation.uniforms.integers(2**31)),
             generator=state,
+            vision=self._engine.vision,
         )
         self._send_request(track)
 
@@ -400,6 +403,11 @@ class _Run(ConversationDriver[_Row]):
             if track.server is not None:
                 self._engine.statistics.recomputed_tokens += len(track.request.ids)
             track.server = self._engine.least_loaded()
+        if not track.server.dialect.takes_images and has_images(track.request.ids):
+            raise BadInput(
+                f"the environment shows images, and the server at {track.server.address} ({track.server.dialect.name}) takes token ids alone; "
+                "use tether serve, vLLM with --enable-scale-out, or rollout.engine=native"
+            )
         track.server.load += 1
         track.sent_after = track.server.num_published
         self._engine.statistics.decode_calls += 1

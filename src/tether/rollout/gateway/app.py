@@ -158,7 +158,7 @@ class Gateway:
         session, sampling, budgets = entry.session, entry.sampling, entry.session.budgets
         if self.submit is None:
             raise Refusal(503, "no rollout is being played")
-        messages, tools = asked.conversation()
+        messages, tools = asked.conversation(sees=False)
         self.chat.parser(tools)  # an unknown format is refused before anything is sampled
         num_characters = self.chat.num_characters(messages, tools)
         if num_characters > budgets.max_context * self.chat.longest_token:  # to tokenise it would keep others waiting

@@ -22,6 +22,7 @@ from tether.core.config import Settings, validate
 from tether.core.enums import FinishReason
 from tether.core.grammar import ANSWER_CLOSE, THINK_OPEN
 from tether.core.http import AccessControl, Refusal, declared_type, make_server, read_body, read_json, run_server, serving_app, status_of
+from tether.core.images import Image, with_placeholders
 from tether.core.version import __version__
 from tether.models.load import LoadedModel
 from tether.models.messages import Message
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
     from tether.core.connections import ConnectionLimits
 
-MAX_JSON = 16 * 2**20
-"""Bytes of a JSON body."""
+MAX_JSON, MAX_IMAGE_JSON = 16 * 2**20, 64 * 2**20
+"""Bytes of a JSON body, and of one that may hold images."""
 UPDATE_SECONDS = UPDATE_TIMEOUT
 """Between two calls of a weight update, unless the publisher says otherwise; then it is given up."""
 MOST_UPDATE_SECONDS = 6 * 3600.0
@@ -71,9 +72,13 @@ def make_app(served: ServedModel, token: str | None = None) -> "FastAPI":
     return app
 
 
-async def _read(request: "Request", kind: type[B]) -> B:
+async def _read(request: "Request", kind: type[B], most: int = MAX_JSON) -> B:
     """The JSON body of a request, checked field by field."""
-    return read_fields(await read_json(request, MAX_JSON), kind)
+    return read_fields(await read_json(request, most), kind)
+
+
+def _most_json(served: ServedModel) -> int:
+    return MAX_IMAGE_JSON if served.chat.sees else MAX_JSON
 
 
 def _check_model(served: ServedModel, wanted: str | None) -> None:
@@ -125,10 +130,12 @@ def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        body = await _read(request, ChatBody)
+        body = await _read(request, ChatBody, _most_json(served))
         served.note_name(body.model)
         body = body.model_copy(update={"max_tokens": body.budget})
-        messages, tools = body.conversation()
+        messages, tools = await asyncio.to_thread(body.conversation, served.chat.sees)
+        images = tuple(image for message in messages for image in message.images)
+        await served.look_at(images)
         served.check_text(served.agent_chat.num_characters(messages, tools))
         closing_tags: tuple[str, ...]
         said: Callable[[str], dict[str, Any]]
@@ -139,17 +146,19 @@ def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
             served.agent_chat.parser(tools)  # an unknown format is refused before anything is sampled
             prompt = served.agent_chat.prompt(messages, tools)
             closing_tags, said = (), partial(_said, served, tools, served.agent_chat.opens_thinking(prompt))
-        room = served.room(prompt)
-        answers = await served.respond(body.requests(prompt, room, room, closing_tags), request.is_disconnected)
+        room = served.room(prompt, images)
+        answers = await served.respond(body.requests(prompt, room, room, closing_tags, images), request.is_disconnected)
         choices = [_chat_choice(served, body, index, answer, said(_text(served, body, answer))) for index, answer in enumerate(answers)]
         return chat_response(_envelope(served, "chat.completion", choices, [prompt], answers), body)
 
     @app.post("/inference/v1/generate")
     async def generate(request: Request) -> Response:
-        body = await _read(request, GenerateBody)
+        body = await _read(request, GenerateBody, _most_json(served))
         _check_model(served, body.model)
-        prompt = tuple(body.token_ids)
-        requests = body.sampling_params.requests(prompt, served.room(prompt), COMPLETION_TOKENS)
+        prompt, images = tuple(body.token_ids), tuple[Image, ...]()
+        if body.images is not None:
+            prompt, images = await asyncio.to_thread(body.images.placed, body.token_ids, served.policy.vision)
+        requests = body.sampling_params.requests(prompt, served.room(prompt, images), COMPLETION_TOKENS, images=images)
         answers = await served.respond(requests, request.is_disconnected)
         choices = [_token_choice(body, index, answer) for index, answer in enumerate(answers)]
         return json_response({"request_id": body.request_id or uuid.uuid4().hex, "choices": choices})
@@ -174,8 +183,10 @@ def _choice(index: int, answer: Answer, **more: Any) -> dict[str, Any]:
     }
 
 
-def _ids(answer: Answer) -> dict[str, Any]:
-    return {"token_ids": list(answer.completion.token_ids), "prompt_token_ids": list(answer.prompt)}
+def _ids(served: ServedModel, answer: Answer) -> dict[str, Any]:
+    vision = served.policy.vision
+    prompt = list(answer.prompt) if vision is None else with_placeholders(answer.prompt, vision.placeholder_id)
+    return {"token_ids": list(answer.completion.token_ids), "prompt_token_ids": prompt}
 
 
 def _text(served: ServedModel, body: SamplingFields, answer: Answer) -> str:
@@ -194,7 +205,7 @@ def _text(served: ServedModel, body: SamplingFields, answer: Answer) -> str:
 
 
 def _completion_choice(served: ServedModel, body: CompletionBody, index: int, answer: Answer) -> dict[str, Any]:
-    choice = _choice(index, answer, text=_text(served, body, answer), **(_ids(answer) if body.return_token_ids else {}))
+    choice = _choice(index, answer, text=_text(served, body, answer), **(_ids(served, answer) if body.return_token_ids else {}))
     if body.logprobs is not None:
         pieces = [str(served.tokenizer.decode([token])) for token in answer.completion.token_ids]
         logprobs = list(answer.completion.logprobs)
@@ -219,7 +230,7 @@ def _said(served: ServedModel, tools: Sequence[Tool], thinking: bool, text: str)
 
 
 def _chat_choice(served: ServedModel, body: ChatBody, index: int, answer: Answer, message: dict[str, Any]) -> dict[str, Any]:
-    choice = _choice(index, answer, message=message, **(_ids(answer) if body.return_token_ids else {}))
+    choice = _choice(index, answer, message=message, **(_ids(served, answer) if body.return_token_ids else {}))
     if body.logprobs:
         pairs = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
         choice["logprobs"] = {
@@ -326,7 +337,7 @@ def _most_bytes(served: ServedModel) -> int:
 def _limits(served: ServedModel) -> "ConnectionLimits":
     from tether.core.connections import ConnectionLimits
 
-    return ConnectionLimits(max_body=_most_bytes(served) + MAX_JSON)
+    return ConnectionLimits(max_body=_most_bytes(served) + MAX_IMAGE_JSON)
 
 
 @contextmanager

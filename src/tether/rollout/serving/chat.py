@@ -83,9 +83,9 @@ class ChatFields(ResponseEnd):
         """Tokens of the reply, where they are limited."""
         return min((limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None), default=None)
 
-    def conversation(self) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """The messages, and the tools that the model may call."""
-        messages, tools = read_messages(self.messages), read_tools(self.tools)
+    def conversation(self, sees: bool) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        """The messages, and the tools that the model may call. `sees`: it reads images, too."""
+        messages, tools = read_messages(self.messages, sees), read_tools(self.tools)
         return messages, () if self.tool_choice == "none" else tools
 
 

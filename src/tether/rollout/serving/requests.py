@@ -13,7 +13,9 @@ from pydantic import Field, field_validator
 
 from tether.core.config import Settings
 from tether.core.errors import BadInput
+from tether.core.images import IMAGE_IDS, MOST_IMAGES, MOST_PATCHES, Image, SentImages, image_digests, with_patches
 from tether.core.protocols import Sampling
+from tether.models.vision import Vision
 from tether.rollout.serving.chat import MOST_STOPS, ChatFields, ResponseEnd
 from tether.rollout.serving.response import ResponseRequest
 
@@ -27,6 +29,7 @@ COMPLETION_TOKENS = 16
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
 
 
 class PCG64State(Settings):
@@ -79,6 +82,7 @@ class SamplingFields(ResponseEnd):
         room: int,
         default_tokens: int,
         closing_tags: tuple[str, ...] = (),
+        images: tuple[Image, ...] = (),
     ) -> list[ResponseRequest]:
         """The n requests of a prompt.
 
@@ -87,6 +91,7 @@ class SamplingFields(ResponseEnd):
             room: tokens that the model has room for after the prompt.
             default_tokens: the budget where `max_tokens` is not given, at most the room.
             closing_tags: texts that end a response beside `stop`.
+            images: those of the prompt.
         """
         wanted = self.max_tokens if self.max_tokens is not None else min(default_tokens, room)
         if not prompt:
@@ -107,7 +112,7 @@ class SamplingFields(ResponseEnd):
             tuple((token,) for token in self.stop_token_ids),
             self.stops,
         )
-        return [ResponseRequest(prompt, sampling, self._uniforms(index), closing_tags) for index in range(self.n)]
+        return [ResponseRequest(prompt, sampling, self._uniforms(index), closing_tags, images) for index in range(self.n)]
 
     def _uniforms(self, index: int) -> np.random.Generator:
         """The source of one choice's draws: the client's generator, or its seed (and the number of the choice), or chance."""
@@ -163,10 +168,45 @@ class TokenSampling(SamplingFields):
     """Both are accepted as vLLM has them; nothing is detokenized here but the texts that may end a response."""
 
 
+class ImageFields(Settings):
+    """`images` of the route of token ids: which of the tokens are patches of which images, and these."""
+
+    runs: Annotated[list[tuple[TokenId, TokenId, Digest, TokenId]], Field(fail_fast=True)]
+    """Of neighbouring patches of one image, where each token is the model's own image token: the place of the first, how many, the digest of the
+    pixels (core/images.py), and the number of the first patch."""
+    urls: Annotated[dict[Digest, str], Field(max_length=MOST_IMAGES)]
+    """The images as data URLs, by their digests."""
+
+    def placed(self, token_ids: list[int], vision: Vision | None) -> tuple[tuple[int, ...], tuple[Image, ...]]:
+        """The tokens with patches, and their images; refuses patches that the model would not make of these images."""
+        if vision is None:
+            raise BadInput("images were sent, and the model reads text only; send tokens of a text")
+        sent = SentImages()
+        for digest, url in self.urls.items():
+            found = sent.read(url, f"images.urls.{digest}").digest
+            if found != digest:
+                raise BadInput(f"images.urls.{digest} has pixels of the digest {found}; send the image that the runs name")
+        for start, length, digest, patch in self.runs:
+            if digest not in self.urls:
+                raise BadInput(f"images.runs names the image {digest}, which is not among images.urls; send it")
+            tokens = token_ids[start : start + length]
+            if not length or tokens != [vision.placeholder_id] * length or patch + length > MOST_PATCHES:
+                raise BadInput(
+                    f"images.runs names {length} patches at place {start}, and token_ids has other tokens than the image token there"
+                )
+        ids = with_patches(token_ids, self.runs)
+        known = {image.digest: image for image in sent.held}
+        whole = [token for digest in image_digests(ids) for token in vision.expand(known[digest]) if token >= IMAGE_IDS]
+        if whole != [token for token in ids if token >= IMAGE_IDS]:
+            raise BadInput("images.runs are not the patches that this model makes of these images; serve the model that is trained")
+        return ids, tuple(sent.held)
+
+
 class GenerateBody(Settings):
     """POST /inference/v1/generate, vLLM's route of token ids."""
 
     token_ids: Annotated[Ids, Field(min_length=1)]
+    images: ImageFields | None = None
     sampling_params: TokenSampling = TokenSampling()
     model: str | None = None
     request_id: str | None = None

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from tether.core.errors import TetherError
+from tether.core.images import Image
 from tether.core.protocols import PromptTokens, Sampling
 from tether.core.types import Completion
 
@@ -19,9 +20,16 @@ class ResponseRequest:
     prefix_key = 0  # the engine compares the tokens too: equal prompts that wait together are computed once
 
     def __init__(
-        self, prompt: tuple[int, ...], sampling: Sampling, uniforms: np.random.Generator, closing_tags: tuple[str, ...] = ()
+        self,
+        prompt: tuple[int, ...],
+        sampling: Sampling,
+        uniforms: np.random.Generator,
+        closing_tags: tuple[str, ...] = (),
+        images: tuple[Image, ...] = (),
     ) -> None:
         self.prompt, self.sampling, self.uniforms, self.closing_tags = prompt, sampling, uniforms, closing_tags
+        self.images = images
+        """Those of the prompt: held as long as the engine may have to embed it, whatever becomes of the client."""
         self.done: Future[Completion] = Future()
 
     def begin(self) -> PromptTokens:

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from tether.core.errors import BadInput
 from tether.core.http import Refusal
+from tether.core.images import IMAGE_IDS, Image, image_digests
 from tether.core.types import Completion
 from tether.models.chat import ChatFormat
 from tether.models.load import LoadedModel
@@ -171,10 +172,23 @@ class ServedModel:
                 f"the prompt has {num_characters} characters, but a text may have {self.max_positions} tokens; send a shorter prompt"
             )
 
-    def room(self, prompt: Sequence[int]) -> int:
-        """Tokens that fit after a prompt; a prompt with an id that the model does not have is refused."""
-        if prompt and max(prompt) >= self.vocabulary_size:
-            raise BadInput(f"the prompt holds token {max(prompt)}, but the model has {self.vocabulary_size}; send ids of its tokenizer")
+    async def look_at(self, images: Sequence[Image]) -> None:
+        """Let the model's processor read images, while others are served: prompts with them are then quickly made."""
+        if images and (vision := self.policy.vision) is not None:
+            await asyncio.to_thread(lambda: [vision.expand(image) for image in images])
+
+    def room(self, prompt: Sequence[int], images: Sequence[Image] = ()) -> int:
+        """Tokens that fit after a prompt; refuses one with an id that the model does not have, or with images that did not come with it."""
+        words = {token for token in prompt if token < IMAGE_IDS}
+        if words and max(words) >= self.vocabulary_size:
+            raise BadInput(f"the prompt holds token {max(words)}, but the model has {self.vocabulary_size}; send ids of its tokenizer")
+        if self.policy.vision is not None:
+            if unseen := words.intersection(self.policy.vision.never_sampled):
+                raise BadInput(
+                    f"the prompt holds token {min(unseen)}, which stands for an image, without one; send images with their request"
+                )
+            if foreign := set(image_digests(prompt)).difference(image.digest for image in images):
+                raise BadInput(f"a text holds '<image:{min(foreign)}>', which stands for an image here; leave it out")
         return self.max_positions - len(prompt)
 
     async def respond(self, requests: Sequence[ResponseRequest], gone: Callable[[], Awaitable[bool]]) -> list[Answer]:
