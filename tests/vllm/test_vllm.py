@@ -34,6 +34,8 @@ from tether.training.sft.settings import EyesSettings
 
 COMMAND = os.environ.get("TETHER_TEST_VLLM", "vllm")
 CLOSE = 1e-4
+WIDE = {"num_attention_heads": 2, "num_key_value_heads": 1}
+"""Heads of 32, the narrowest that vLLM has for a CPU."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -90,7 +92,7 @@ def test_sampled_logprobs_and_published_weights(address: str, policy: Policy, ch
 def test_images(family: str, tmp_path: Path) -> None:
     """A model that sees: vLLM reads the very tokens, and its log-probs are those of transformers, also with another tower."""
     model, tokenizer = (
-        sighted(EyesSettings()) if family == "qwen2_5_vl" else load_model(str(write_model(family, tmp_path / family)), device="cpu")
+        sighted(EyesSettings()) if family == "qwen2_5_vl" else load_model(str(write_model(family, tmp_path / family, **WIDE)), device="cpu")
     )
     policy = Policy(model.eval(), tokenizer)
     assert policy.vision is not None

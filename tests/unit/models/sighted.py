@@ -45,26 +45,26 @@ TOWER = {
 }
 
 
-def write_model(family: str, folder: Path) -> Path:
-    """A model of a family in a folder, once."""
+def write_model(family: str, folder: Path, **text: int) -> Path:
+    """A model of a family in a folder, once; `text` changes sizes of its language part."""
     if (folder / "config.json").is_file():
         return folder
     torch.manual_seed(0)
     tokenizer: Any = AutoTokenizer.from_pretrained(shipped_folder("tiny"))
     make = _qwen if family.startswith("qwen") else _idefics
-    model, image_processor = make(family, tokenizer)
+    model, image_processor = make(family, tokenizer, TEXT | text)
     for part in (model.float().eval(), tokenizer, image_processor):
         part.save_pretrained(folder)
     return folder
 
 
-def _qwen(family: str, tokenizer: Any) -> tuple[Any, Any]:
+def _qwen(family: str, tokenizer: Any, sizes: dict[str, Any]) -> tuple[Any, Any]:
     special = ("image_pad", "video_pad", "vision_start", "vision_end")
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{name}|>" for name in special]})
     tokenizer.chat_template = QWEN_TEMPLATE
     ids = {f"{name.replace('_pad', '')}_token_id": tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in special}
     rotary = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-    text = {**TEXT, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None, "rope_parameters": rotary}
+    text = {**sizes, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None, "rope_parameters": rotary}
     if family == "qwen2_5_vl":
         config: Any = transformers.Qwen2_5_VLConfig(
             text_config=text, vision_config={**TOWER, "window_size": 16, "fullatt_block_indexes": [1]}, tie_word_embeddings=True, **ids
@@ -82,7 +82,7 @@ def _qwen(family: str, tokenizer: Any) -> tuple[Any, Any]:
     return model, transformers.Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=64 * 64)
 
 
-def _idefics(family: str, tokenizer: Any) -> tuple[Any, Any]:
+def _idefics(family: str, tokenizer: Any, sizes: dict[str, Any]) -> tuple[Any, Any]:
     tiles = [f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)]
     special = ["<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>", *tiles]
     tokenizer.add_special_tokens({"additional_special_tokens": special})
@@ -94,7 +94,7 @@ def _idefics(family: str, tokenizer: Any) -> tuple[Any, Any]:
         scale_factor=2,
         tie_word_embeddings=True,
         pad_token_id=end,
-        text_config={**TEXT, "model_type": "llama", "vocab_size": len(tokenizer), "eos_token_id": end, "pad_token_id": end},
+        text_config={**sizes, "model_type": "llama", "vocab_size": len(tokenizer), "eos_token_id": end, "pad_token_id": end},
         vision_config={
             "hidden_size": 32,
             "intermediate_size": 64,
