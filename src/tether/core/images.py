@@ -237,6 +237,12 @@ def image_digests(ids: Sequence[int]) -> list[str]:
     return [run.digest for run in find_runs(ids) if run.patch == 0]
 
 
+def check_sent(ids: Sequence[int], images: Iterable[Image]) -> None:
+    """Refuse tokens of images that did not come with them: a text that spells a marker must not show what somebody else sent."""
+    if foreign := set(image_digests(ids)).difference(image.digest for image in images):
+        raise BadInput(f"a text holds '<image:{min(foreign)}>', which stands for an image here; leave it out")
+
+
 def with_placeholders(ids: Sequence[int], placeholder: int) -> list[int]:
     """The tokens as the model's own processor writes them: one id for all patches."""
     return [placeholder if token >= IMAGE_IDS else token for token in ids]

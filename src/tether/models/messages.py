@@ -200,6 +200,7 @@ class AgentChat:
         """`tool_format`: auto, a name of `tool_formats.FORMATS`, schema, or module:function."""
         self._chat = chat
         self.tokenizer = chat.tokenizer
+        self.sees = chat.sees
         self._wanted = tool_format
         self._parsers: dict[str, Parser] = {}
         if tool_format != AUTO:

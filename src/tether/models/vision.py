@@ -13,8 +13,10 @@ Families: Qwen2-VL, Qwen2.5-VL and Qwen3-VL; Idefics3 and SmolVLM. Features come
 Shape legend: S tokens, D width of the model, N images.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -80,7 +82,7 @@ class Vision:
         if config.model_type in QWEN:
             grid = inputs["image_grid_thw"][0]
             return self.placeholder * int(grid.prod() // config.vision_config.spatial_merge_size**2)
-        patches = self.placeholder * int((config.vision_config.image_size // config.vision_config.patch_size) ** 2 / config.scale_factor**2)
+        patches = self.placeholder * _tile_patches(config)
         border, whole = (
             getattr(self._tokenizer, name, None) or default
             for name, default in (("fake_image_token", "<fake_token_around_image>"), ("global_image_token", "<global-img>"))
@@ -219,6 +221,20 @@ def vision_of(module: Any, tokenizer: Any) -> Vision | None:
     """The eyes of a model; None of one that reads text only. `load_model` puts the image processor at the module."""
     image_processor = getattr(module, "image_processor", None)
     return None if image_processor is None or tokenizer is None else Vision(module, tokenizer, image_processor)
+
+
+def save_processor(module: Any, folder: Path) -> None:
+    """Write what other programs need to read images as this model does; nothing for one that reads text only."""
+    image_processor = getattr(module, "image_processor", None)
+    if image_processor is None:
+        return
+    image_processor.save_pretrained(folder)
+    if module.config.model_type in IDEFICS:  # else vLLM and transformers take 169 patches, of Idefics3-8B, for every model
+        (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": _tile_patches(module.config)}), encoding="utf-8")
+
+
+def _tile_patches(config: Any) -> int:
+    return int((config.vision_config.image_size // config.vision_config.patch_size) ** 2 / config.scale_factor**2)
 
 
 def check_sighted(model_type: str) -> None:

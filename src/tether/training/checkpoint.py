@@ -36,6 +36,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tether.core.errors import CheckpointError, ModelUnavailable
 from tether.models.load import LoadedModel, load_model
 from tether.models.lora import save_model
+from tether.models.vision import save_processor
 from tether.runs.checkpoints import (
     BEST,
     BEST_FACTS,
@@ -118,8 +119,7 @@ def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToken
         raise _system_error(error) from error
     try:
         tokenizer.save_pretrained(folder)
-        if (image_processor := getattr(model, "image_processor", None)) is not None:
-            image_processor.save_pretrained(folder)
+        save_processor(model, folder)
     except Exception as error:  # the tokenizers library has no narrower word for a full disk
         raise _system_error(error) from error
     if agent is not None:

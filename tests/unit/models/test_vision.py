@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.unit.models.sighted import FAMILIES, logprobs_by_transformers, write_model
+from transformers import AutoProcessor
 
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.core.images import Image, find_runs, image_digests, with_placeholders
@@ -20,6 +21,7 @@ from tether.models.lora import add_lora
 from tether.models.policy import Policy
 from tether.models.scoring.local import scorer_for
 from tether.rollout.engines.native import NativeEngine
+from tether.training.checkpoint import write_model as write_folder
 
 TOLERANCE = 5e-6
 
@@ -231,3 +233,14 @@ def test_what_is_refused(folders: Path, tmp_path: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(ModelUnavailable, match="reads images, and its files do not say how they are prepared"):
         load_model(str(folder), device="cpu")
+
+
+def test_a_written_model_expands_images_alike_elsewhere(folders: Path, pictures: list[Image], tmp_path: Path) -> None:
+    """transformers' own processor of the folder, which vLLM uses too, writes as many patches as are fed here."""
+    loaded = load_model(str(write_model("idefics3", folders / "idefics3")), device="cpu")
+    write_folder(tmp_path, loaded.model, loaded.tokenizer)
+    vision = Policy(*loaded).vision
+    assert vision is not None
+    processor: Any = AutoProcessor.from_pretrained(tmp_path)
+    made = processor(text=vision.placeholder, images=[pictures[0].pixels])["input_ids"]
+    assert list(made[0]) == with_placeholders(vision.expand(pictures[0]), vision.placeholder_id)

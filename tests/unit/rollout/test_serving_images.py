@@ -2,29 +2,34 @@
 
 import base64
 import gc
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import httpx
 import numpy as np
 import pytest
 import torch
-from tests.unit.models.sighted import write_model
+from tests.unit.models.sighted import logprobs_by_transformers, write_model
 
 import tether
 from tether.core.errors import BadInput
 from tether.core.http import serving_app
 from tether.core.images import _INTERNED, Image, find_runs, image_digests, with_placeholders
 from tether.core.protocols import Sampling
-from tether.core.types import Completion
+from tether.core.types import Completion, Trajectory
 from tether.models.chat import ChatFormat
 from tether.models.load import LoadedModel, load_model
 from tether.models.policy import Policy
 from tether.rollout.engines.dialects import LlamaCppDialect, TetherDialect, TokenRequest, VllmDialect
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.engines.server import ServerEngine
+from tether.rollout.episode import EpisodeRules, EpisodeSeeds
+from tether.rollout.gateway.agents import FunctionAgent
+from tether.rollout.gateway.player import AgentPlayer, AgentRules
 from tether.rollout.serving.app import make_app
 from tether.rollout.serving.requests import SamplingFields
 from tether.rollout.serving.served import ServedModel
@@ -270,6 +275,57 @@ def test_eval_of_a_chat_endpoint_with_pictures(server: Server) -> None:
         assert turns[1].text.removeprefix("<think>") == turns[0].text
         assert turns[0].images == turns[1].images and len(turns[1].images) == 1
         assert turns[1].usage is not None and turns[1].usage.prompt_tokens == len(turns[0].context_ids)
+
+
+# ------------------------------------------------------------------------------------------------------------------- agents
+
+
+async def looking_agent(task: dict[str, Any], llm: Any) -> float:
+    """Three calls that show a picture each, sent as any client does; one that names somebody else's is refused."""
+    import httpx
+
+    messages: list[Any] = []
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+
+        async def ask(content: Any) -> Any:
+            return await client.post(
+                f"{llm.base_url}/chat/completions", json={"messages": [*messages, {"role": "user", "content": content}]}
+            )
+
+        for url in task["urls"]:
+            content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "look"}]
+            reply = (await ask(content)).json()["choices"][0]["message"]["content"]
+            messages += [{"role": "user", "content": content}, {"role": "assistant", "content": reply}]
+        return float((await ask(task["foreign"])).status_code == 400)
+
+
+def test_agents_show_images_through_the_gateway(server: Server) -> None:
+    """Exact tokens, and the pictures in the record of the turns that show them; also where another process plays the agent."""
+    images, foreign = [_picture(20), _picture(21), _picture(20)], _picture(22)
+    for workers in (0, 1) if server.policy.model_type == "qwen2_5_vl" else (0,):  # a process takes seconds to start
+        played = _played(server, {"urls": [image.data_url for image in images], "foreign": foreign.marker}, workers)
+        assert played.reward == 1.0, played.error
+        (sequence,) = played.sequences
+        assert image_digests(sequence.token_ids) == [image.digest for image in images]
+        assert [turn.images for turn in played.turns] == [(image,) for image in images]
+        assert [turn.observation for turn in played.turns] == [f"[user] {image.marker}look" for image in images]
+        theirs_TV = logprobs_by_transformers(server.policy, sequence.token_ids, images)
+        places = [place for place, sampled in enumerate(sequence.loss_mask) if sampled]
+        theirs = theirs_TV[[place - 1 for place in places], [sequence.token_ids[place] for place in places]]
+        assert torch.allclose(theirs, torch.tensor([sequence.sampled_logprobs[place] for place in places]), atol=1e-5)
+
+
+def _played(server: Server, task: dict[str, Any], workers: int) -> Trajectory:
+    player = AgentPlayer(FunctionAgent(looking_agent), AgentRules(workers=workers))
+    engine = NativeEngine(server.policy, max_rows=2, keeps_slots=True)
+    rules, sampling = EpisodeRules(max_context=900, max_tokens=SAMPLED, format_penalty=0.0), Sampling(1.0, SAMPLED)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        (played,) = player.play(lambda _: task, [EpisodeSeeds(0, 0, 5, 0, 1)], engine, server.chat, sampling, rules, None)
+    finally:
+        player.close()
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    return played
 
 
 # ------------------------------------------------------------------------------------------------------------- other servers

@@ -27,6 +27,7 @@ from tether.core.http import free_port
 from tether.core.http_client import is_healthy
 from tether.models.lora import merged
 from tether.models.policy import Policy
+from tether.models.vision import save_processor
 from tether.rollout.engines.vllm_plugin import BACKEND, TOKEN_VARIABLE, RequireToken
 
 _LOG = logging.getLogger(__name__)
@@ -148,8 +149,7 @@ def save_untied(policy: Policy, folder: Path) -> None:
     model.save_pretrained(folder)
     assert policy.tokenizer is not None
     policy.tokenizer.save_pretrained(folder)
-    if policy.vision is not None:
-        policy.vision.image_processor.save_pretrained(folder)
+    save_processor(policy.module, folder)
 
 
 def _last_error(log: Path) -> str:

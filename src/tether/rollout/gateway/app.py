@@ -158,7 +158,7 @@ class Gateway:
         session, sampling, budgets = entry.session, entry.sampling, entry.session.budgets
         if self.submit is None:
             raise Refusal(503, "no rollout is being played")
-        messages, tools = asked.conversation(sees=False)
+        messages, tools = await asyncio.to_thread(asked.conversation, self.chat.sees)
         self.chat.parser(tools)  # an unknown format is refused before anything is sampled
         num_characters = self.chat.num_characters(messages, tools)
         if num_characters > budgets.max_context * self.chat.longest_token:  # to tokenise it would keep others waiting
@@ -174,7 +174,7 @@ class Gateway:
             raise BudgetSpent(*refused)
         room = min(budgets.max_reply, budgets.max_context - len(call.prompt), asked.budget or budgets.max_reply)
         sampling = replace(sampling, max_tokens=room, stop_strings=(*sampling.stop_strings, *asked.stops))
-        request = ResponseRequest(call.prompt, sampling, session.draws(call.prompt))
+        request = ResponseRequest(call.prompt, sampling, session.draws(call.prompt), images=call.images)
         try:
             completion = await asyncio.wrap_future(self.submit(request))
         except COMPUTE_ERRORS as error:

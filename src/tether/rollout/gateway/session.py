@@ -25,6 +25,7 @@ import numpy as np
 
 from tether.core.enums import StopReason
 from tether.core.grammar import THINK_CLOSE
+from tether.core.images import Image, check_sent, image_digests, markers
 from tether.core.seeding import generator
 from tether.core.types import Completion, Trajectory, Turn
 from tether.models.messages import AgentChat, Message, assistant_message
@@ -57,6 +58,10 @@ class Call:
     message: Message | None = None
     """The reply as the message that the agent sends back."""
     text: str = ""
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        return tuple(image for message in self.messages for image in message.images)
 
     @property
     def has_begun_context(self) -> bool:
@@ -111,6 +116,7 @@ class Session:
             elif not self._exact and parent is not None and prompt[: len(parent.tokens)] != parent.tokens:
                 parent, reason = None, TEMPLATE
             call = Call(len(self.calls), messages, tools, prompt, parent, reason, self._chat.opens_thinking(prompt))
+            check_sent(prompt, call.images)
             self.calls.append(call)
             return call
 
@@ -212,6 +218,7 @@ class Session:
         assert call.completion is not None and call.reply is not None
         reasoning, calls = self._spans(call.completion.token_ids, call.text, call.reply)
         context = call.prompt if call.parent is None else call.prompt[len(call.parent.tokens) :]
+        known, shown = {image.digest: image for image in call.images}, _shown(call)
         return Turn(
             context_ids=context,
             response_ids=call.completion.token_ids,
@@ -220,7 +227,8 @@ class Session:
             text=call.text,
             reasoning_span=reasoning,
             valid=not call.reply.unparsed,
-            observation=_shown(call),
+            observation=shown,
+            images=tuple(known[digest] for digest in dict.fromkeys((*image_digests(context), *markers(shown))) if digest in known),
             new_context=call.parent is None,
             versions=call.completion.versions,
             calls_span=calls,

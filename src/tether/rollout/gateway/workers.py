@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pickle import PicklingError
+from types import SimpleNamespace
 from typing import Any
 
 from tether.core.child import Child, signal_name
@@ -28,6 +29,7 @@ from tether.core.protocols import Sampling
 from tether.core.types import Completion, Trajectory
 from tether.models.chat import ChatFormat
 from tether.models.messages import AgentChat
+from tether.models.vision import Vision
 from tether.rollout.episode import EpisodeRules, EpisodeSeeds
 from tether.rollout.gateway.agents import Agent
 from tether.rollout.gateway.episodes import LABEL, AgentRules, EpisodePlayer
@@ -84,7 +86,8 @@ class AgentWorkers:
         import cloudpickle
 
         try:
-            self._made: bytes = cloudpickle.dumps((agent, rules, chat.tokenizer, chat.end_of_turn_ids))
+            eyes = None if chat.vision is None else (chat.vision.module.config, chat.vision.image_processor)
+            self._made: bytes = cloudpickle.dumps((agent, rules, chat.tokenizer, chat.end_of_turn_ids, eyes))
         except (PicklingError, TypeError, AttributeError) as error:
             raise NotSendable(str(error)) from error
         self._rules = rules
@@ -181,12 +184,13 @@ def main() -> None:
     pipe = Connection(int(sys.argv[-1]))
     sys.path[:] = pipe.recv()
     try:
-        agent, rules, tokenizer, end_of_turn_ids = cloudpickle.loads(pipe.recv())
+        agent, rules, tokenizer, end_of_turn_ids, eyes = cloudpickle.loads(pipe.recv())
     except Exception as error:  # whatever the agent's module raises where it is imported
         advice = "see that its module can be imported there, or set agent.workers=0"
         pipe.send(("failed", BadInput(f"the agent cannot be loaded in another process: {in_one_line(error)}; {advice}"), None))
         raise
-    player = EpisodePlayer(agent, rules, AgentChat(ChatFormat(tokenizer, end_of_turn_ids), rules.tool_format))
+    vision = None if eyes is None else Vision(SimpleNamespace(config=eyes[0]), tokenizer, eyes[1])  # it makes tokens, and no features
+    player = EpisodePlayer(agent, rules, AgentChat(ChatFormat(tokenizer, end_of_turn_ids, vision), rules.tool_format))
     asyncio.run(_play_sent(pipe, player))
 
 
@@ -204,7 +208,7 @@ async def _play_sent(pipe: Connection, player: EpisodePlayer) -> None:
     def submit(request: ResponseRequest) -> "Future[Completion]":
         number = next(numbers)
         asked[number] = request.done
-        send(("ask", number, (request.prompt, request.sampling, request.uniforms, request.closing_tags)))
+        send(("ask", number, (request.prompt, request.sampling, request.uniforms, request.closing_tags, request.images)))
         return request.done
 
     async def play(number: int, *given: Any) -> None:

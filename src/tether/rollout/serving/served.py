@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from tether.core.errors import BadInput
 from tether.core.http import Refusal
-from tether.core.images import IMAGE_IDS, Image, image_digests
+from tether.core.images import IMAGE_IDS, Image, check_sent
 from tether.core.types import Completion
 from tether.models.chat import ChatFormat
 from tether.models.load import LoadedModel
@@ -187,8 +187,7 @@ class ServedModel:
                 raise BadInput(
                     f"the prompt holds token {min(unseen)}, which stands for an image, without one; send images with their request"
                 )
-            if foreign := set(image_digests(prompt)).difference(image.digest for image in images):
-                raise BadInput(f"a text holds '<image:{min(foreign)}>', which stands for an image here; leave it out")
+            check_sent(prompt, images)
         return self.max_positions - len(prompt)
 
     async def respond(self, requests: Sequence[ResponseRequest], gone: Callable[[], Awaitable[bool]]) -> list[Answer]:
