@@ -118,7 +118,12 @@ def test_text_alone() -> None:
     row = {"messages": [{"role": "user", "content": [broken, {"type": "text", "text": "Go."}]}], "response": ANSWER}
     (found,) = read(row, text_only=True)
     assert found.messages == [{"role": "user", "content": "Go."}] and found.images == ()
-    untouched = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Go."}]}], "response": ANSWER, "image": "ubuntu:22.04"}
+    untouched = {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Go."}]}],
+        "response": ANSWER,
+        "image": "ubuntu:22.04",
+        "images": 2,
+    }
     assert read(untouched)[0].messages == untouched["messages"], "the image of a container is no picture"
 
 
@@ -139,6 +144,7 @@ def bomb() -> bytes:
         ({"bytes": bomb()}, "40000 x 40000 pixels|decompression bomb"),
         ("missing.png", "cannot be read .no such file or directory.; paths begin at the folder of the file"),
         ("https://elsewhere/a.png", "nothing is fetched"),
+        ("~nobody-at-all/a.png", "no such file or directory"),
         ("data:image/png,raw", "not base64"),
         (7, "expected a path, a data URL, base64 or bytes"),
         ({"format": "png"}, "expected bytes, path or url"),

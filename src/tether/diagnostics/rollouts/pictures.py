@@ -9,6 +9,7 @@ an object with bytes or path, or a picture in memory. Nothing is fetched from th
 import base64
 import binascii
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -68,7 +69,7 @@ def _column(record: Record) -> Iterator[Any]:
             value = value.get("image", value.get("images"))
         if name == "image" and isinstance(value, str) and not _NAMED.search(value):
             continue  # of a container, perhaps
-        if value is not None:
+        if value is not None and not isinstance(value, int | float):  # a count
             yield from value if isinstance(value, list | tuple) else [value]
             return
 
@@ -190,7 +191,7 @@ def _bytes(source: str, folder: Path | None, what: str) -> bytes:
         if not head.endswith(";base64"):
             raise BadRecord(f"{what} is a data URL that is not base64 ({head[:40]!r}); encode it so")
         return _unpacked(body, what)
-    path = Path(source.removeprefix("file://")).expanduser()
+    path = Path(os.path.expanduser(source.removeprefix("file://")))  # which leaves an unknown user as it is
     path = path if path.is_absolute() or folder is None else folder / path
     try:
         return read_plain(path, LARGEST_FILE)
