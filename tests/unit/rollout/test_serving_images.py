@@ -3,7 +3,6 @@
 import base64
 import gc
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from tests.unit.hostile_images import png_of_size
 from tests.unit.models.sighted import logprobs_by_transformers, write_model
 
 import tether
@@ -24,6 +24,7 @@ from tether.core.types import Completion, Trajectory
 from tether.models.chat import ChatFormat
 from tether.models.load import LoadedModel, load_model
 from tether.models.policy import Policy
+from tether.models.scoring.server import ServerScorer
 from tether.rollout.engines.dialects import LlamaCppDialect, TetherDialect, TokenRequest, VllmDialect
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.engines.server import ServerEngine
@@ -158,15 +159,7 @@ def test_new_weights_of_the_tower_are_seen(server: Server) -> None:
     ServerEngine([server.url], server.policy, max_rows=2).sync()
 
 
-def _bomb() -> str:
-    """A PNG of 9,000 x 9,000 pixels in a hundred bytes."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-
-    head = (9_000).to_bytes(4, "big") * 2 + bytes((8, 2, 0, 0, 0))
-    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(10_000))) + chunk(b"IEND", b"")
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+BOMB = f"data:image/png;base64,{base64.b64encode(png_of_size(9_000, 9_000)).decode()}"
 
 
 def test_wrong_images_of_token_ids_are_refused(server: Server) -> None:
@@ -184,7 +177,7 @@ def test_wrong_images_of_token_ids_are_refused(server: Server) -> None:
         (with_images(urls={digest: "https://example.org/a.png"}), "nothing is fetched"),
         (with_images(urls={digest: "data:image/png;base64,!!!"}), "is broken"),
         (with_images(urls={digest: "data:image/png;base64,AAAA"}), "cannot be read as an image"),
-        (with_images(urls={digest: _bomb()}), "9000 x 9000 pixels; at most"),
+        (with_images(urls={digest: BOMB}), "9000 x 9000 pixels; at most"),
         (with_images(urls={f"{n:012x}": url for n in range(257)}), "images.urls"),
         (with_images([[start + 1, length, digest, patch], *more]), "other tokens than the image token"),
         (with_images([[start, 10**6, digest, patch], *more]), "other tokens than the image token"),
@@ -196,6 +189,12 @@ def test_wrong_images_of_token_ids_are_refused(server: Server) -> None:
     for sent, words in wrong:
         assert words in server.refusal({key: value for key, value in sent.items() if value is not None})
     assert server.post(body)["choices"][0]["token_ids"]
+
+
+def test_scores_of_prompts_with_images_are_refused(server: Server) -> None:
+    image = _picture(12)
+    with pytest.raises(BadInput, match="the prompts hold images, and servers score text only"):
+        ServerScorer(server.url).score(server.chat.encode(image.marker), (3,))
 
 
 def test_chat_with_images(server: Server) -> None:
@@ -229,7 +228,7 @@ def test_chat_refuses_images_in_one_line(server: Server, tiny_url: str) -> None:
         shown("http://example.org/a.png")
     )
     assert "send a data URL" in refusal(shown(None)) and "send a data URL" in refusal({"type": "image_url"})
-    assert "9000 x 9000 pixels" in refusal(shown(_bomb()))
+    assert "9000 x 9000 pixels" in refusal(shown(BOMB))
     assert "text, and images as image_url" in refusal({"type": "input_audio", "input_audio": {}})
     wide = Image.of(np.zeros((1, 1000, 3), dtype=np.uint8))
     if server.policy.model_type.startswith("qwen"):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.core.http import token_for
+from tether.core.images import has_images
 from tether.models.endpoint import ModelEndpoint
 
 Ids = Sequence[int]
@@ -96,6 +97,8 @@ class ServerScorer:
         return float(np.sum(self._complete(logprobs[len(prompt) :], len(reasoning)), dtype=np.float64))
 
     def _logprobs(self, model: str, ids: list[int]) -> list[float | None]:
+        if has_images(ids):
+            raise BadInput("the prompts hold images, and servers score text only; choose a diagnosis.scorer that is loaded here")
         if self._dialect is None:
             return self._probe(model, ids)
         return self._ask(model, ids, self._dialect) or []

@@ -138,7 +138,7 @@ class TetherDialect(TokenRoute):
         single = [sequence[0] for sequence in request.sampling.stop_ids if len(sequence) == 1]
         sampling = {**_drawing(request), "stop_token_ids": single, "generator": dict(request.generator)}
         body: dict[str, Any] = {"model": model, "token_ids": request.expanded, "sampling_params": sampling}
-        if runs := find_runs(request.ids):
+        if request.vision is not None and (runs := find_runs(request.ids)):
             body["images"] = {"runs": runs, "urls": {run.digest: image_of(run.digest).data_url for run in runs}}
         return body
 
