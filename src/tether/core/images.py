@@ -197,11 +197,11 @@ class ImageRun(NamedTuple):
     """Number of the first patch; above 0 where other tokens stand between the patches of an image."""
 
 
-def patch_ids(digest: str, count: int) -> tuple[int, ...]:
-    """The token ids of an image that has so many patches."""
-    if count > MOST_PATCHES:
-        raise BadInput(f"an image becomes {count} tokens; at most {MOST_PATCHES} are taken: lower the processor's max_pixels")
-    first = IMAGE_IDS + (int(digest, 16) << PATCH_BITS)
+def patch_ids(digest: str, count: int, patch: int = 0) -> tuple[int, ...]:
+    """The token ids of so many patches of an image, from one on."""
+    if patch + count > MOST_PATCHES:
+        raise BadInput(f"an image becomes {patch + count} tokens; at most {MOST_PATCHES} are taken: lower the processor's max_pixels")
+    first = IMAGE_IDS + (int(digest, 16) << PATCH_BITS) + patch
     return tuple(range(first, first + count))
 
 
@@ -252,7 +252,7 @@ def with_patches(ids: Sequence[int], runs: Iterable[Sequence[Any]]) -> tuple[int
     """The other way round: tokens with placeholders, and the runs that `find_runs` gave (or the lists that JSON made of them)."""
     tokens = list(ids)
     for start, length, digest, patch in runs:
-        tokens[start : start + length] = patch_ids(digest, patch + length)[patch:]
+        tokens[start : start + length] = patch_ids(digest, length, patch)
     return tuple(tokens)
 
 

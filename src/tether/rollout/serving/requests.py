@@ -186,18 +186,24 @@ class ImageFields(Settings):
             found = sent.read(url, f"images.urls.{digest}").digest
             if found != digest:
                 raise BadInput(f"images.urls.{digest} has pixels of the digest {found}; send the image that the runs name")
+        end = 0
         for start, length, digest, patch in self.runs:
             if digest not in self.urls:
                 raise BadInput(f"images.runs names the image {digest}, which is not among images.urls; send it")
-            tokens = token_ids[start : start + length]
-            if not length or tokens != [vision.placeholder_id] * length or patch + length > MOST_PATCHES:
+            if start < end or patch + length > MOST_PATCHES:
+                raise BadInput(
+                    f"images.runs names {length} patches at place {start} from number {patch} on; send runs in order, each patch once"
+                )
+            tokens, end = token_ids[start : start + length], start + length
+            if len(tokens) != length or set(tokens) != {vision.placeholder_id}:
                 raise BadInput(
                     f"images.runs names {length} patches at place {start}, and token_ids has other tokens than the image token there"
                 )
         ids = with_patches(token_ids, self.runs)
-        known = {image.digest: image for image in sent.held}
-        whole = [token for digest in image_digests(ids) for token in vision.expand(known[digest]) if token >= IMAGE_IDS]
-        if whole != [token for token in ids if token >= IMAGE_IDS]:
+        shown, patches = image_digests(ids), [token for token in ids if token >= IMAGE_IDS]
+        whole = {image.digest: [token for token in vision.expand(image) if token >= IMAGE_IDS] for image in sent.held}
+        # Counted first: a hundred thousand beginnings of one image must not become as many images.
+        if sum(len(whole[digest]) for digest in shown) != len(patches) or [token for digest in shown for token in whole[digest]] != patches:
             raise BadInput("images.runs are not the patches that this model makes of these images; serve the model that is trained")
         return ids, tuple(sent.held)
 
