@@ -25,7 +25,7 @@ from tether.models.chat import ChatFormat
 from tether.models.load import LoadedModel, load_model
 from tether.models.policy import Policy
 from tether.models.scoring.server import ServerScorer
-from tether.rollout.engines.dialects import LlamaCppDialect, TetherDialect, TokenRequest, VllmDialect
+from tether.rollout.engines.dialects import CompletionsDialect, LlamaCppDialect, TetherDialect, TokenRequest, VllmDialect
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.engines.server import ServerEngine
 from tether.rollout.episode import EpisodeRules, EpisodeSeeds
@@ -301,20 +301,20 @@ async def looking_agent(task: dict[str, Any], llm: Any) -> float:
         return float((await ask(task["foreign"])).status_code == 400)
 
 
-def test_agents_show_images_through_the_gateway(server: Server) -> None:
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.long])])  # a process takes seconds to start
+def test_agents_show_images_through_the_gateway(server: Server, workers: int) -> None:
     """Exact tokens, and the pictures in the record of the turns that show them; also where another process plays the agent."""
     images, foreign = [_picture(20), _picture(21), _picture(20)], _picture(22)
-    for workers in (0, 1) if server.policy.model_type == "qwen2_5_vl" else (0,):  # a process takes seconds to start
-        played = _played(server, {"urls": [image.data_url for image in images], "foreign": foreign.marker}, workers)
-        assert played.reward == 1.0, played.error
-        (sequence,) = played.sequences
-        assert image_digests(sequence.token_ids) == [image.digest for image in images]
-        assert [turn.images for turn in played.turns] == [(image,) for image in images]
-        assert [turn.observation for turn in played.turns] == [f"[user] {image.marker}look" for image in images]
-        theirs_TV = logprobs_by_transformers(server.policy, sequence.token_ids, images)
-        places = [place for place, sampled in enumerate(sequence.loss_mask) if sampled]
-        theirs = theirs_TV[[place - 1 for place in places], [sequence.token_ids[place] for place in places]]
-        assert torch.allclose(theirs, torch.tensor([sequence.sampled_logprobs[place] for place in places]), atol=1e-5)
+    played = _played(server, {"urls": [image.data_url for image in images], "foreign": foreign.marker}, workers)
+    assert played.reward == 1.0, played.error
+    (sequence,) = played.sequences
+    assert image_digests(sequence.token_ids) == [image.digest for image in images]
+    assert [turn.images for turn in played.turns] == [(image,) for image in images]
+    assert [turn.observation for turn in played.turns] == [f"[user] {image.marker}look" for image in images]
+    theirs_TV = logprobs_by_transformers(server.policy, sequence.token_ids, images)
+    places = [place for place, sampled in enumerate(sequence.loss_mask) if sampled]
+    theirs = theirs_TV[[place - 1 for place in places], [sequence.token_ids[place] for place in places]]
+    assert torch.allclose(theirs, torch.tensor([sequence.sampled_logprobs[place] for place in places]), atol=1e-5)
 
 
 def _played(server: Server, task: dict[str, Any], workers: int) -> Trajectory:
@@ -354,12 +354,12 @@ def test_vllm_gets_one_token_for_an_image_and_must_read_ours(server: Server) -> 
             VllmDialect().check_prompt(request, {"prompt_token_ids": read})
 
 
-def test_a_server_that_takes_no_images_is_refused_before_anything_is_sampled(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TetherDialect, "takes_images", LlamaCppDialect.takes_images)
-    engine = ServerEngine([server.url], server.policy, max_rows=2)
-    talk = Talk(server.chat)
-    with pytest.raises(
-        BadInput, match=r"the environment shows images, and the server at .* takes token ids alone; use tether serve"
-    ) as refused:
-        engine.run([talk], Sampling(1.0, SAMPLED))
-    assert not talk.completions and len(str(refused.value).splitlines()) == 1
+def test_a_server_that_takes_no_images_is_refused_before_anything_is_sampled(server: Server) -> None:
+    for dialect in (CompletionsDialect(is_vllm=False), LlamaCppDialect()):
+        engine, talk = ServerEngine([server.url], server.policy, max_rows=2), Talk(server.chat)
+        engine.servers[0].dialect = dialect
+        with pytest.raises(
+            BadInput, match=rf"shows images, and the server at .* \({dialect.name}\) takes token ids alone; use tether"
+        ) as refused:
+            engine.run([talk], Sampling(1.0, SAMPLED))
+        assert not talk.completions and len(str(refused.value).splitlines()) == 1
