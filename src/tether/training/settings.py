@@ -380,8 +380,10 @@ class RunSettings(Settings):
             return data
         data = {key: value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value for key, value in data.items()}
         agent = data.get("agent")
-        if isinstance(agent, dict) and (agent.get("target") or agent.get("command")) and "env" not in data and agent.get("tasks"):
-            data["env"] = {"name": TASKS, "options": {"data": agent["tasks"]}}
+        env = data.get("env", {})
+        is_played = isinstance(agent, dict) and bool(agent.get("target") or agent.get("command")) and bool(agent.get("tasks"))
+        if is_played and isinstance(env, dict) and "name" not in env:
+            data["env"] = {**env, "name": TASKS, "options": {"data": agent["tasks"], **(env.get("options") or {})}}
         model, algorithm = (_entry(data, section, "name", default) for section, default in (("model", "tiny"), ("algorithm", "grpo")))
         small = model in SHIPPED
         defaults: dict[str, Any] = {

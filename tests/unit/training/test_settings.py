@@ -14,7 +14,7 @@ from tether.models.policy import Policy
 from tether.training import optim
 from tether.training.build import episode_rules
 from tether.training.resolve import run_settings
-from tether.training.settings import SCHEDULES, EnvSettings, ModelSettings, RunSettings
+from tether.training.settings import SCHEDULES, TASKS, EnvSettings, ModelSettings, RunSettings
 
 LAKE = {"env": {"name": "frozen_lake"}}
 
@@ -233,3 +233,10 @@ def test_another_algorithm_than_that_of_a_saved_config(tmp_path: Path) -> None:
     again = run_settings(None, saved, {"algorithm": {"name": "ppo"}}, resume=False, smoke=False)
     assert again.algorithm == preset("ppo", kl_coef=0.1)
     assert run_settings(None, saved, {}, resume=False, smoke=False).algorithm == preset("grpo", kl_coef=0.1)
+
+
+def test_options_of_the_tasks_of_an_agent_need_no_name() -> None:
+    """`--set env.options.validation=...` beside `--agent` and `--tasks`."""
+    agent = {"target": "module:run", "tasks": "tasks.jsonl"}
+    found = validate(RunSettings, {"agent": agent, "env": {"options": {"validation": 0.5}}}).env
+    assert (found.name, found.options) == (TASKS, {"data": "tasks.jsonl", "validation": 0.5})
