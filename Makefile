@@ -17,7 +17,7 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo reference test test-long test-gpu torture test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev set-up-ray lint-style lint-format lint-types lint-imports
+.PHONY: help demo reference test tests test-long test-gpu torture test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev set-up-ray lint-style lint-format lint-types lint-imports
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -25,10 +25,13 @@ help: ## show this list
 demo: set-up ## train a small agent for a few minutes and write its report (DEMO_OUT=folder)
 	$(BIN)/tether train --config configs/demo.yaml --out "$(DEMO_OUT)"
 
+# The checks of lint run one after the other beside the tests, some of which wait more than they compute.
+test: set-up-dev ## lint and every test (PYTEST_ARGS="-k name" for some, JOBS=n for more workers)
+	$(MAKE) --no-print-directory -j2 lint tests
+
 # Two workers with one thread each: torch's own threads would only fight over the cores. Each begins with one half of the tests and takes from the
 # other when it is done, so that most fixtures of a module are made once.
-test: set-up-dev ## lint, then every test (PYTEST_ARGS="-k name" for some, JOBS=n for more workers)
-	$(MAKE) --no-print-directory -j2 lint
+tests: set-up-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-long: set-up-dev ## the tests that are too long for every time: more kills, ranks, servers, interruptions

@@ -29,7 +29,7 @@ def test_tiny_is_ready_to_use(tiny: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("tiney", r"unknown model 'tiney': did you mean 'tiny'\? \(known: smollm2, tiny\); or give a folder"),
+        ("tiney", r"unknown model 'tiney': did you mean 'tiny'\? \(known: smollm2, tiny, tiny-vl\); or give a folder"),
         ("./nowhere", r"model folder './nowhere' does not exist; check the path, or name an embedded model: smollm2, tiny"),
         ("a/b/c", r"model folder 'a/b/c' does not exist"),
         ("runs/nowhere", r"model folder 'runs/nowhere' does not exist"),

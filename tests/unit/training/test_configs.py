@@ -138,7 +138,8 @@ def test_a_config_loads_and_says_what_it_is(check_each: Any) -> None:
         settings = load(RunSettings, path)
         folder = path.parent.name
         if folder == "tiny":
-            assert settings.model.name == "tiny" and settings.env.name == path.stem
+            expected = ("tiny-vl", path.stem.removesuffix("_vision")) if path.stem.endswith("_vision") else ("tiny", path.stem)
+            assert (settings.model.name, settings.env.name) == expected
         elif folder == VL.parent.name:
             assert path.stem in TABLE_4_VL and path.stem.startswith(settings.env.name)
         elif folder in MODEL_FOLDERS:
