@@ -27,7 +27,7 @@ demo: set-up ## train a small agent for a few minutes and write its report (DEMO
 
 # The checks of lint run one after the other beside the tests, some of which wait more than they compute.
 test: set-up-dev ## lint and every test (PYTEST_ARGS="-k name" for some, JOBS=n for more workers)
-	$(MAKE) --no-print-directory -j2 lint tests
+	$(MAKE) --no-print-directory -j2 tests lint
 
 # Two workers with one thread each: torch's own threads would only fight over the cores. Each begins with one half of the tests and takes from the
 # other when it is done, so that most fixtures of a module are made once.
