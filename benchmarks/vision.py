@@ -3,22 +3,15 @@
     python benchmarks/vision.py speed --model shape:qwen2.5-vl-3b          # GPU: 8 prompts x 16, three turns, a picture of 252 x 252 pixels a turn
     python benchmarks/vision.py speed --model tiny-vl --side 64 --groups 2 --group 4          # CPU
     python benchmarks/vision.py looks tiny-vl runs/seeing                   # FrozenLake with its own pictures, another map's, and blank ones
-    python benchmarks/vision.py collapse --out runs/blind                   # an agent that is paid for not looking
 
 `speed`: pictures a second through the vision tower, and sampled tokens a second of the engine that trains, over conversations in which every turn shows
 a picture and words; beside it the same lengths in words alone, on the same model. Every picture is new, as for a first rollout; the members of a
 group share the first one. The best of `--repeats` counts.
 
 `looks`: validation success on the same maps with three kinds of pictures. One that has learned to look falls to what it does blind.
-
-`collapse`: a run in which one and the same action is always right, whatever the picture shows, so that nothing keeps the reasoning tied to it. The table
-shows what the reasoning loses with another episode's pictures, step by step, and when the alarm `image_ignored` came.
 """
 
 import argparse
-import json
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +24,6 @@ import tether
 from tether.core.images import Image
 from tether.core.protocols import Sampling
 from tether.core.seeding import generator
-from tether.core.types import Step
 from tether.envs.frozen_lake.env import FrozenLake
 from tether.envs.registry import register_env
 from tether.models.load import DTYPES, load_model
@@ -153,43 +145,6 @@ class BlankPictures(FrozenLake):
         return Image.of(super().state_image()).blank().pixels
 
 
-class HabitPays(FrozenLake):
-    """One turn; going right pays, whatever the picture shows."""
-
-    def step(self, answer: str) -> Step:
-        done = super().step(answer)
-        pays = answer.split("||")[0].strip().lower() == "right"
-        return replace(done, reward=float(pays), done=True, success=pays)
-
-
-def collapse(options: argparse.Namespace) -> None:
-    register_env("habit_pays", HabitPays)
-    tether.train(
-        "habit_pays",
-        out=options.out,
-        model={"name": options.model},
-        env={"options": {"observation": "image", "few_shot": 0, "instructions": "plain"}},
-        filter={"strategy": "all"},
-        rollout={"num_groups": 8, "group_size": 8, "max_tokens": 80},
-        learner={"learning_rate": options.rate, "update_batch": 16},
-        diagnosis={"every": 1},
-        evaluation={"prompts": 16},
-        steps=options.steps,
-    )
-    records = [json.loads(line) for line in (options.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    names = ("rollout/success", "information/image_swapped", "information/image_blank", "information/h_conditional")
-    rows: list[Row] = [
-        {
-            "step": record["step"],
-            **{name: record["metrics"].get(name) for name in names},
-            "alarms": ", ".join(sorted({a["name"] for a in record.get("alarms", ())})),
-        }
-        for record in records
-        if "information/image_swapped" in record["metrics"]
-    ]
-    publish(rows, options.json)
-
-
 def looks(options: argparse.Namespace) -> None:
     register_env("other_pictures", OtherPictures)
     register_env("blank_pictures", BlankPictures)
@@ -222,13 +177,7 @@ def main() -> None:
     seeing.add_argument("agents", nargs="+", type=str)
     seeing.add_argument("--prompts", type=int, default=256)
     seeing.set_defaults(run=looks)
-    blind = parts.add_parser("collapse")
-    blind.add_argument("--out", type=Path, required=True)
-    blind.add_argument("--model", default="tiny-vl")
-    blind.add_argument("--steps", type=int, default=20)
-    blind.add_argument("--rate", type=float, default=3e-4)
-    blind.set_defaults(run=collapse)
-    for part in (fast, seeing, blind):
+    for part in (fast, seeing):
         add_json_option(part)
     options = parser.parse_args()
     options.run(options)

@@ -16,7 +16,7 @@ from tether.core.errors import BadInput, ModelUnavailable, TetherError, did_you_
 
 EMBEDDED = {
     "tiny": "2M parameters, trained from scratch on grids and sums; ships with Tether",
-    "tiny-vl": "tiny with eyes: reads grids as pictures too; ships with Tether",
+    "tiny-vl": "tiny with eyes: reads FrozenLake as pictures too, not always rightly; ships with Tether",
     "smollm2": "SmolLM2-135M-Instruct; `tether models get smollm2` fetches it (100 MB)",
 }
 SHIPPED = {"tiny": "tether warmstart --out FOLDER", "tiny-vl": "tether warmstart --eyes --out FOLDER"}
