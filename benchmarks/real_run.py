@@ -2,6 +2,7 @@
 
     python benchmarks/real_run.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --env frozen_lake
     python benchmarks/real_run.py --model smollm2 --env frozen_lake --groups 2 --group 4 --steps 2
+    python benchmarks/real_run.py --config qwen2.5-1.5b/frozen_lake --steps 50 --set seed=3       # a whole run
 
 A benchmark with fixed lengths cannot show what real responses cost: they end at different times, so that few rows decode for most of a
 rollout, and every turn has to be read, given to its environment and answered. This is the trainer of `tether train`, with settings from
@@ -14,10 +15,18 @@ First table, the rollout, means of the counted steps:
 - floor: what no program can leave out for the very tokens of the last step (workloads.rollout_floor).
 
 Second table: the seconds of every stage of the step.
+
+With `--config` it is the command `tether train` that runs, with everything that config asks for: validations, checkpoints, diagnosis. Its one
+table holds the seconds of every stage over all steps, as the run recorded them, from the start of the command to its end; `rest` is what no
+record counts: the interpreter's start, the report, and what stands between the stages. Under it: tokens sampled in a second of rollout, the
+update's share of peak (the mean of the steps, as the report has it, and over all seconds of updates), and the most that the run folder took on
+disk, looked at four times a second.
 """
 
 import argparse
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +41,7 @@ from tether.core.config import merge, parse_overrides
 from tether.core.protocols import Sampling
 from tether.core.types import Group
 from tether.models.fast.decoding.protocol import Decoder, Sampled, SampleOutput
+from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
 from tether.training.api import open_run
 from tether.training.loop import Trainer
@@ -122,6 +132,10 @@ class Measured:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
+    if options.config is not None:
+        publish(_whole_run(options), options.json)
+        return
+    options.model, options.env, options.steps = options.model or "smollm2", options.env or "frozen_lake", options.steps or 4
     rollout = {"num_groups": options.groups, "group_size": options.group, "max_rows": options.groups * options.group}
     sizes = {"rollout": rollout, "steps": LAST_STEP}
     given = merge(named_settings(options.env, options.model, None, None, None, None), parse_overrides(options.set or []))
@@ -154,14 +168,87 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="any name that tether train takes")
-    parser.add_argument("--env", default="frozen_lake")
+    parser.add_argument("--config", help="a whole run of this config, as for tether train; --model, --env and --steps then replace its own")
+    parser.add_argument("--out", type=Path, help="with --config: a run folder that is kept; else a temporary one")
+    parser.add_argument("--model", help="any name that tether train takes; smollm2 if not given")
+    parser.add_argument("--env", help="frozen_lake if not given")
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--group", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=4, help="counted steps, after one that is not")
+    parser.add_argument("--steps", type=int, help="counted steps, after one that is not: 4; with --config all of them")
     parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of the run, as for tether train")
     add_json_option(parser)
     return parser.parse_args(arguments)
+
+
+DISK_LOOK = 0.25
+NAMES = {"checkpoint": "checkpoints waited for"}
+
+
+def _whole_run(options: argparse.Namespace) -> list[Row]:
+    """The seconds of a whole `tether train`, from what it recorded."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = options.out or Path(place) / "run"
+        words = [
+            sys.executable,
+            "-m",
+            "tether",
+            "train",
+            *([options.env] if options.env else []),
+            "--config",
+            options.config,
+            "--out",
+            str(folder),
+        ]
+        for option in ("model", "steps"):
+            words += [f"--{option}", str(getattr(options, option))] if getattr(options, option) is not None else []
+        words += [word for setting in options.set or [] for word in ("--set", setting)]
+        began, disk = time.perf_counter(), 0
+        with subprocess.Popen(words, stdout=sys.stderr) as run:
+            while run.poll() is None:
+                time.sleep(DISK_LOOK)
+                disk = max(disk, _bytes_on_disk(folder))
+        wall = time.perf_counter() - began
+        if run.returncode:
+            raise SystemExit(f"tether train ended with {run.returncode}: nothing to report")
+        return _whole_rows(RunStore.open(folder), wall, disk)
+
+
+def _whole_rows(store: RunStore, wall: float, disk: int) -> list[Row]:
+    steps = [StepTimings.from_json(line) for line in store.timings()]
+    seconds = {"start": sum(store.machine().get("start", {}).values())}
+    for step in steps:
+        for stage, spent in step.seconds.items():
+            seconds[NAMES.get(stage, stage)] = seconds.get(NAMES.get(stage, stage), 0.0) + spent
+    seconds["rest"] = wall - sum(seconds.values())
+    sampled = [
+        (step.tokens_per_second * spent, spent) for step in steps if step.tokens_per_second and (spent := step.seconds.get("rollout"))
+    ]
+    shares = [(step.share_of_peak["update"], step.seconds["update"]) for step in steps if "update" in step.share_of_peak]
+    success = [f"{record.metrics['validation/success']:.1%}" for record in store.steps() if "validation/success" in record.metrics]
+    rows: list[Row] = [{"what": f"whole run, {len(store.steps()) - 1} steps, validation {', '.join(success)}", "value": wall, "unit": "s"}]
+    rows += [{"what": stage, "value": spent, "unit": "s"} for stage, spent in sorted(seconds.items(), key=lambda item: -item[1])]
+    if sampled:
+        rate = sum(tokens for tokens, _ in sampled) / sum(spent for _, spent in sampled)
+        rows.append({"what": "sampled in the rollouts", "value": rate, "unit": "tokens/s"})
+    if shares:
+        over_all = sum(share * spent for share, spent in shares) / sum(spent for _, spent in shares)
+        rows.append(
+            {"what": "update, mean of the steps", "value": 100 * statistics.fmean(share for share, _ in shares), "unit": "% of peak"}
+        )
+        rows.append({"what": "update, over all its seconds", "value": 100 * over_all, "unit": "% of peak"})
+    return [*rows, {"what": "run folder at its largest", "value": disk / 1e9, "unit": "GB"}]
+
+
+def _bytes_on_disk(folder: Path) -> int:
+    """What a folder's files take; hard links count once, and files may go while they are counted."""
+    taken: dict[int, int] = {}
+    for path in folder.rglob("*"):
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue
+        taken[found.st_ino] = 512 * found.st_blocks
+    return sum(taken.values())
 
 
 def _measure(trainer: Trainer, steps: int) -> Measured:

@@ -26,6 +26,7 @@ MODULES = (
     "memory_table",
     "data_loading",
     "against_transformers",
+    "real_run",
 )
 
 
@@ -416,3 +417,33 @@ def test_conversations_that_are_too_long(tiny: Any) -> None:
 def test_an_unknown_shape() -> None:
     with pytest.raises(SystemExit, match=r"there is no shape 'huge'; there are 3b, 1\.5b, 135m"):
         module("shapes").measured_model("shape:huge")
+
+
+# --- a whole run ---
+
+
+def test_the_table_of_a_whole_run_sums_to_its_wall_time(tmp_path: Path) -> None:
+    """By hand: 2 s of start, 10 s of stages, 13 s in all; 600 tokens in 3 s of rollout; files with two names count once."""
+    from tether.runs.schema import StepRecord
+    from tether.runs.store import RunStore
+
+    store = RunStore.create(tmp_path / "run", "", {})
+    store.computed_on({"start": {"imports": 1.5, "model": 0.5}})
+    timings: list[dict[str, Any]] = [
+        {"seconds": {"validation": 2.0}},
+        {"seconds": {"rollout": 1.0, "update": 3.0}, "tokens_per_second": 400.0, "share_of_peak": {"rollout": 0.5, "update": 0.1}},
+        {"seconds": {"rollout": 2.0, "update": 1.0, "checkpoint": 1.0}, "tokens_per_second": 100.0, "share_of_peak": {"update": 0.5}},
+    ]
+    for step, line in enumerate(timings):
+        store.append(StepRecord(step, {} if step == 1 else {"validation/success": 0.25 * step}, None, []))
+        store.append_timings(step, line)
+    rows = {row["what"]: row["value"] for row in module("real_run")._whole_rows(store, 13.0, 5_000_000_000)}
+    store.close()
+    stages = {"update": 4.0, "rollout": 3.0, "start": 2.0, "validation": 2.0, "checkpoints waited for": 1.0, "rest": 1.0}
+    rates = {"sampled in the rollouts": 200.0, "update, mean of the steps": 30.0, "update, over all its seconds": 20.0}
+    known = {"whole run, 2 steps, validation 0.0%, 50.0%": 13.0, **stages, **rates, "run folder at its largest": 5.0}
+    assert rows == pytest.approx(known)
+    (tmp_path / "run" / "big").write_bytes(b"x" * 1_000_000)
+    before = module("real_run")._bytes_on_disk(tmp_path / "run")
+    (tmp_path / "run" / "linked").hardlink_to(tmp_path / "run" / "big")
+    assert module("real_run")._bytes_on_disk(tmp_path / "run") == before >= 1_000_000
