@@ -67,6 +67,7 @@ def teach(
     progress: Progress,
 ) -> None:
     """Give the model one lesson after the other; no lesson repeats an episode of another."""
+    dtype = torch.bfloat16 if policy.device.type == "cuda" else None  # over float32 master weights; float32 has no fast attention there
     first_episode = 0
     for number, lesson in enumerate(lessons, start=1):
         episodes = range(first_episode, first_episode + lesson.episodes)
@@ -74,7 +75,7 @@ def teach(
         demonstrations = experts.record(settings.seed, episodes, partial(progress, f"lesson {number}: episodes"))
         seed = derive_seed("warmstart-order", settings.seed, number)
         learner = SftLearnerSettings(update_batch=settings.batch)
-        trainer = SupervisedTrainer(policy, learner, rate=lesson.learning_rate, seed=seed, dtype=None)
+        trainer = SupervisedTrainer(policy, learner, rate=lesson.learning_rate, seed=seed, dtype=dtype)
         trainer.train(demonstrations, lesson.steps, partial(progress, f"lesson {number}: training"))
         first_episode = episodes.stop
 
