@@ -376,7 +376,7 @@ def _literal_update(rank: int) -> dict[str, Any]:
         if value and not (rank == 0 and place == 2):  # rank 0 has none for the third: it takes part with zeros
             (parameters[place] * torch.tensor([value, *[0.0] * (sizes[place] - 1)])).sum().backward()
     held = sum(holder.grad.numel() for holder in optimizer._holders if holder.grad is not None)
-    norms = [optimizer.clip(100.0), optimizer.clip(1.0)]  # (1 + 2, 8): sqrt(9 + 64)
+    norms = [float(optimizer.clip(bound)) for bound in (100.0, 1.0)]  # (1 + 2, 8): sqrt(9 + 64)
     optimizer.step()
     optimizer.zero_grad()
     state = optimizer.state_dict()
@@ -436,7 +436,7 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
         loss(alone, slice(row, row + 1), packing=True, recompute=False).backward()
     reference = torch.cat([holder.grad.flatten() for holder in by_one._holders])
     apart = [float((gradient - reference).norm() / reference.norm()) for gradient in gradients]
-    norms = [optimizer.clip(0.5) for optimizer in (by_one, by_two)]
+    norms = [float(optimizer.clip(0.5)) for optimizer in (by_one, by_two)]
     for optimizer in (by_one, by_two):
         optimizer.step()
         optimizer.zero_grad()
@@ -532,7 +532,7 @@ def _divided_alone(rank: int) -> dict[str, Any]:
     with census:
         divided(lambda: loss(policy, slice(2 * rank, 2 * rank + 2))).backward()
     loss(whole, slice(0, 4)).backward()
-    norms = [optimizer.clip(0.5) for optimizer in (by_one, by_two)]
+    norms = [float(optimizer.clip(0.5)) for optimizer in (by_one, by_two)]
     for optimizer in (by_one, by_two):
         optimizer.step()
         optimizer.zero_grad()

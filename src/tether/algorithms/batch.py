@@ -81,6 +81,11 @@ class Batch:
     def num_trajectories(self) -> int:
         return int(self.trajectory_index_B[-1]) + 1 if len(self) else 0
 
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on a device."""
+        moved = {name: value.to(device) for field in fields(self) if (value := getattr(self, name := field.name)) is not None}
+        return replace(self, **moved)
+
     def rows(self, index: Tensor) -> "Batch":
         """Some rows, cut to the longest of them; trajectories keep their numbers."""
         longest = int(self.lengths_B[index].max()) if len(index) else 0

@@ -306,7 +306,7 @@ class _Loss:
     def add(self, batch: Batch, weights_BT: Tensor, into: Mapping[str, Vector]) -> None:
         """Add the gradient of sum(weight * loss) to the vector of the loss's name: a term, their "total", or the "score"."""
         for micro in cut_batch(self.policy, batch.ids_BT, batch.lengths_B, self.micro_tokens):
-            part = MicroBatchTokens.select(batch, micro)
+            part = MicroBatchTokens.select(batch, micro, self.policy.device)
             chosen = forward(self.policy, batch.ids_BT, batch.loss_mask_BT, micro)
             logprobs_N, entropy_N = logprobs_and_entropy(self.policy, *chosen, self.temperature)
             found = loss_terms(self.algorithm, part.policy_tokens(logprobs_N, entropy_N))

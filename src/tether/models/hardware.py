@@ -91,6 +91,13 @@ def _seconds_of_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tens
     return max(time.perf_counter() - start, 1e-9) / repeats
 
 
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on a device; from the host to a card without waiting for what the card still has to do."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def synchronise(device: torch.device) -> None:
     """Wait until a card has done what it was given; a CPU always has."""
     if device.type == "cuda":

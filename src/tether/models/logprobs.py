@@ -5,6 +5,9 @@ one, a value head. Models of the Llama family compute a flat row without padding
 right, where causal attention hides it from every real token, so no attention mask is needed. Results of a micro-batch are in the order of its
 rows of the batch, token by token: they line up with `field_BT[micro.index_M][mask_BT[micro.index_M]]`.
 
+A batch may lie in host memory while the model is on a card. What a micro-batch needs of it is then chosen on the host and sent, and nothing waits
+for the card: choosing tokens by a mask on the card would, because their number has to be known here.
+
 Gradient checkpointing: layers keep only their input during an update and are computed again in the backward pass. The transformers switch for
 this works only in training mode, where dropout is on and the gradient is another one. Here every layer's forward is wrapped for the length of
 a block (`checkpointed`) and the model stays as it is: the same gradients in less memory, and an engine that runs outside the block notices
@@ -31,6 +34,7 @@ from tether.algorithms.objective import PolicyTokens
 from tether.core.errors import BadInput
 from tether.core.images import IMAGE_IDS
 from tether.models.fast.linear_logprobs import linear_logprobs
+from tether.models.hardware import sent
 from tether.models.packing import FlatBatch, MicroBatch, flat_batches, micro_batches
 from tether.models.policy import Policy
 
@@ -56,12 +60,14 @@ class MicroBatchTokens:
     batch: Batch
     positions_N: Tensor
     """Their positions in a flattened [B, T] field."""
+    device: torch.device
+    """Where the model is."""
 
     @staticmethod
-    def select(batch: Batch, micro: AnyMicroBatch) -> "MicroBatchTokens":
+    def select(batch: Batch, micro: AnyMicroBatch, device: torch.device) -> "MicroBatchTokens":
         index_M = micro.index_M.to(batch.ids_BT.device)
         sequence_N, column_N = batch.loss_mask_BT[index_M].nonzero(as_tuple=True)
-        return MicroBatchTokens(batch, index_M[sequence_N] * batch.ids_BT.shape[1] + column_N)
+        return MicroBatchTokens(batch, index_M[sequence_N] * batch.ids_BT.shape[1] + column_N, device)
 
     def policy_tokens(self, logprobs_N: Tensor, entropy_N: Tensor) -> PolicyTokens:
         """What the loss looks at, for the selected tokens."""
@@ -78,7 +84,7 @@ class MicroBatchTokens:
     def gather(self, field_BT: Tensor | None) -> Tensor:
         """The selected tokens' part of a [B, T] field."""
         assert field_BT is not None  # the estimator of advantages has filled it in
-        return field_BT.flatten()[self.positions_N]
+        return sent(field_BT.flatten()[self.positions_N], self.device)
 
 
 def cut_batch(
@@ -119,26 +125,27 @@ def forward(
     elif policy.backbone is None:
         raise ValueError(f"models of type '{policy.model_type}' have no pass over flat tokens; cut micro-batches by `cut_batch`")
     else:
-        attend = micro.attention(policy.backbone.scale, ids_BT.device)
+        attend = micro.attention(policy.backbone.scale, policy.device)
         vision = policy.vision
         places = (lambda ids: vision.places(ids)[0]) if vision is not None and vision.sections else None
-        features_SD = policy.backbone.features(*micro.to_flat(ids_BT, places), attend, recompute=recompute)
-        features_ND = features_SD[micro.row_positions(sequence_N, column_N - 1)]
-    return Selected(features_ND, ids_BT[index_M[sequence_N], column_N])
+        ids_S, positions_S = (sent(part, policy.device) for part in micro.to_flat(ids_BT, places))
+        features_SD = policy.backbone.features(ids_S, positions_S, attend, recompute=recompute)
+        features_ND = features_SD[sent(micro.row_positions(sequence_N, column_N - 1), policy.device)]
+    return Selected(features_ND, sent(ids_BT[index_M[sequence_N], column_N], policy.device))
 
 
 def _row_features(policy: Policy, ids_BT: Tensor, micro: MicroBatch, tokens: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
     """Features at (sequence, column), by the module itself, over padded rows."""
     if micro.shares_rows and not policy.supports_packing:
         raise ValueError(f"models of type '{policy.model_type}' do not take shared rows; cut micro-batches with together=False")
-    ids_RW, positions_RW = micro.to_padded(ids_BT)
+    ids_RW, positions_RW = (sent(part, policy.device) for part in micro.to_padded(ids_BT))
     rows_M, starts_M = torch.tensor([part[1:3] for part in micro.slices], device=ids_BT.device).unbind(1)
     # Positions are given only where they say something: a model then builds the general mask, which is slower than the causal one.
     positions = {"position_ids": positions_RW} if micro.shares_rows else {}
     with checkpointed(policy.module) if recompute else nullcontext():  # layers remember for themselves how to be computed again
         features_RWD = policy.features(input_ids=ids_RW, use_cache=False, **positions)
     sequence_N, column_N = tokens
-    return features_RWD[rows_M[sequence_N], starts_M[sequence_N] + column_N]
+    return features_RWD.flatten(0, 1)[sent(rows_M[sequence_N] * micro.width + starts_M[sequence_N] + column_N, policy.device)]
 
 
 def logprobs_and_entropy(policy: Policy, features_ND: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

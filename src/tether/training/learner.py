@@ -4,8 +4,11 @@ A minibatch of `update_batch` trajectories makes one update. It is cut into micr
 fixed for the whole minibatch before that, so the gradient does not depend on the cut. The loss is algorithms/objective.py. Log-probs are
 taken at the sampling temperature, like the behavior log-probs they are compared with. An algorithm with a critic trains it on the same
 minibatches: a critic with its own backbone has its own optimiser, on a shared backbone its loss is added to the policy's. An update whose
-gradient is not finite is skipped, counted, and changes nothing. A minibatch that runs out of memory is repeated in smaller parts
+gradient is not finite changes nothing and is counted. A minibatch that runs out of memory is repeated in smaller parts
 (training/memory.py).
+
+The batch is cut on the host, and a step waits for the device once, at its end: what was seen is read then, and whether an update is left out is
+decided on the device.
 
 Several ranks cut a minibatch alike and deal the micro-batches out by tokens. The weights of tokens are those of the whole minibatch, so the sum
 of the ranks' gradients is the gradient of one rank. What was counted is combined before anything is decided: all ranks skip an update, or
@@ -16,12 +19,11 @@ With learner.sharding=fsdp the gradient is computed on a divided copy of the pol
 and a rank that runs out of memory ends the run.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +53,15 @@ class Rates:
 
     policy: float
     critic: float = 0.0
+
+
+class Update(NamedTuple):
+    """An update that was launched; its numbers are on the device."""
+
+    part: TokenTotals
+    norms: dict[str, Tensor]
+    """Of the gradients, by optimiser."""
+    finite: Tensor
 
 
 class Learner:
@@ -119,18 +130,19 @@ class Learner:
         """Train on the batch, once per order of its trajectories; returns the "update/" metrics."""
         for name, optimizer in self._optimizers.items():
             optimizer.set_rate(rates.policy if name == "policy" else rates.critic)
-        totals, mismatch = TokenTotals(), TokenTotals().mismatch
+        batch, orders = batch.to("cpu"), [order.cpu() for order in orders]  # cut there, without waiting for the device
+        made: list[Update] = []
         self.updates_applied, self._budget.retries, self.work = 0, 0, UpdateWork(0, 0, 0)
         to_come = sum(optimizer.bytes_to_come for optimizer in self._optimizers.values())
         self._budget.decide(self._policies, to_come, self._settings.packing, self.ranks)
-        for number, minibatch in enumerate(b for order in orders for b in batch.minibatches(order, self._settings.update_batch)):
+        for minibatch in (b for order in orders for b in batch.minibatches(order, self._settings.update_batch)):
             part = self._gradient(minibatch, loss_scale if rates.policy else 0.0)
             self.work = UpdateWork(*(sum(pair) for pair in zip(self.work, part.work, strict=True)))
-            if number == 0:
-                mismatch = part.mismatch
-            self._step(part, totals, policy_learns=rates.policy > 0)
+            made.append(self._step(part, policy_learns=rates.policy > 0))
         for sharded in self._sharded.values():
             sharded.publish()
+        totals = self._settled(made)
+        mismatch = (made[0].part if made else totals).mismatch
         return {
             **update_metrics(totals, mismatch, rates.policy, self.nonfinite_streak),
             "micro_tokens": self._budget.tokens,
@@ -187,7 +199,7 @@ class Learner:
             part = TokenTotals()
             with memory_boundary("update", remedy):
                 self._backward(minibatch, loss_scale, part)
-            return part
+            return part  # of one rank it is read at the end of the step
 
         while True:
             failure = None
@@ -198,7 +210,7 @@ class Learner:
             # Only here, where nothing refers to the failed pass any more, is its memory free.
             for optimizer in self._optimizers.values():
                 optimizer.zero_grad()
-            forget_failed(minibatch.ids_BT.device)
+            forget_failed(self.policy.device)
             lengths = minibatch.lengths_B.tolist()
             if not self._budget.reduce(self._policies, lengths):
                 applied = (
@@ -250,7 +262,8 @@ class Learner:
                 counted = totals if is_own else TokenTotals()
                 loss = self._computed("critic", partial(self._critic_loss, minibatch, micro, value_weights_BT, counted))
                 (loss if is_own else 0.0 * loss).backward()
-        totals.settle()
+        if self.ranks.size > 1:
+            totals.settle()
 
     def _computed(self, name: str, compute: Callable[[Policy], Tensor]) -> Tensor:
         """What `compute` makes of the model of this name, in its divided form where there is one."""
@@ -269,7 +282,7 @@ class Learner:
         totals: TokenTotals,
         policy: Policy,
     ) -> Tensor:
-        part = MicroBatchTokens.select(minibatch, micro)
+        part = MicroBatchTokens.select(minibatch, micro, policy.device)
         selected = forward(policy, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
         loss = loss_scale * (part.gather(weights_BT) * self.policy_losses(policy, selected, part, totals)).sum()
         totals.count_micro(len(selected.targets_N), micro.num_tokens, micro.num_positions, micro.num_saved, micro.num_pairs)
@@ -280,7 +293,7 @@ class Learner:
 
     def _critic_loss(self, minibatch: Batch, micro: AnyMicroBatch, weights_BT: Tensor, totals: TokenTotals, policy: Policy) -> Tensor:
         assert self.critic is not None
-        part = MicroBatchTokens.select(minibatch, micro)
+        part = MicroBatchTokens.select(minibatch, micro, policy.device)
         values_N = self.critic.micro_values(
             minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute, policy=policy
         )
@@ -289,8 +302,9 @@ class Learner:
     def policy_losses(self, policy: Policy, selected: Selected, part: MicroBatchTokens, totals: TokenTotals) -> Tensor:
         """The loss of every token, all terms together; another objective on the same engine overrides this (training/sft/trainer.py)."""
         logprobs_N, entropy_N = logprobs_and_entropy(policy, selected.features_ND, selected.targets_N, self._temperature)
-        losses = loss_terms(self._algorithm, part.policy_tokens(logprobs_N, entropy_N))
-        log_ratio_N = logprobs_N.detach() - reported(logprobs_N.detach(), part.gather(part.batch.behavior_logprobs_BT))
+        tokens = part.policy_tokens(logprobs_N, entropy_N)
+        losses = loss_terms(self._algorithm, tokens)
+        log_ratio_N = logprobs_N.detach() - reported(logprobs_N.detach(), tokens.behavior_N)
         totals.add(**losses.metrics, mismatch=log_ratio_N.abs())
         totals.add_ratios(losses.policy.ratio_N)
         totals.add_mismatch_ratios(log_ratio_N.exp())
@@ -303,19 +317,27 @@ class Learner:
         totals.add(value_loss=losses.loss_N, value_clip=losses.clipped_N)
         return losses.loss_N
 
-    def _step(self, part: TokenTotals, totals: TokenTotals, *, policy_learns: bool) -> None:
-        """Update the weights by the gradient of a minibatch, or leave it out, on all ranks alike."""
+    def _step(self, part: TokenTotals, *, policy_learns: bool) -> Update:
+        """Update the weights by the gradient of a minibatch unless something is not finite, on all ranks alike."""
         norms = {name: optimizer.clip(self._settings.max_grad_norm) for name, optimizer in self._optimizers.items()}
-        finite = part.is_finite and all(math.isfinite(norm) for norm in norms.values())
-        self.nonfinite_streak = 0 if finite else self.nonfinite_streak + 1
-        if finite:
-            self.updates_applied += 1  # from here on: an optimiser that fails may have changed some weights
-            for name, optimizer in self._optimizers.items():
-                if name != "policy" or policy_learns:
-                    optimizer.step()
-            part.norms = [norms]
-            totals.merge(part)
-        else:  # counted, and kept out of the step's numbers, which must be finite
-            totals.nonfinite += 1
+        finite = torch.stack([part.finite(self.policy.device), *(norm.isfinite() for norm in norms.values())]).all()
+        self.updates_applied += 1  # from here on: an optimiser that fails may have changed some weights
+        for name, optimizer in self._optimizers.items():
+            if name != "policy" or policy_learns:
+                optimizer.step(finite)
         for optimizer in self._optimizers.values():
             optimizer.zero_grad()
+        return Update(part, norms, finite)
+
+    def _settled(self, made: Sequence[Update]) -> TokenTotals:
+        """What the updates of a step saw; those that were left out are counted, and kept out of its numbers, which must be finite."""
+        totals = TokenTotals()
+        for part, norms, finite in made:
+            part.settle()
+            if bool(finite):
+                self.nonfinite_streak, part.norms = 0, [{name: float(norm) for name, norm in norms.items()}]
+                totals.merge(part)
+            else:
+                self.nonfinite_streak, self.updates_applied = self.nonfinite_streak + 1, self.updates_applied - 1
+                totals.nonfinite += 1
+        return totals

@@ -9,7 +9,8 @@ holds the master weight and the moments. Gradients are summed to their owners, t
 rank gets the owner's rounded weights. So all ranks hold the same bits. A checkpoint holds what a single rank would have written.
 
 Beside master weights, gradients and Adam's two moments nothing of the size of the model is held, not even for a moment: the norm is computed
-in pieces, and clipping, the fused update and the rounding work in place. The norm is the one number that a step waits for.
+in pieces, and clipping, the fused update and the rounding work in place. A step waits for nothing: the fused update divides the gradient by what
+it is too long by, and leaves everything as it was where it is told, on the device, that something was not finite.
 
 The learning rate follows from the step alone, so a resumed run needs no state for it.
 """
@@ -36,13 +37,16 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 class MasterOptimizer(ABC):
     """What the optimisers share, whether this rank holds whole master weights or a part of each (distributed/fsdp.py)."""
 
-    _adam: torch.optim.Optimizer
+    _adam: Any
+    _fused: bool
     _ranks: Ranks
     _parameters: list[nn.Parameter]
     _rounded: list[int]
     """The parameters that are not their own master."""
     _whole: list[Tensor] | None = None
     """On rank 0, inside `full_precision`: the master weights of all rounded parameters."""
+    _excess: Tensor | None = None
+    """What the gradient is too long by, 1 where it is not; None before `clip`."""
 
     @property
     def rate(self) -> float:
@@ -52,6 +56,22 @@ class MasterOptimizer(ABC):
         """The learning rate of the next steps."""
         for group in self._adam.param_groups:
             group["lr"] = rate
+
+    def _clip(self, gradients: Sequence[Tensor], max_norm: float) -> Tensor:
+        """The norm of a gradient of which this rank holds these parts; `_update` scales it down to `max_norm`."""
+        norm = gradient_norm(gradients, self._ranks, self._parameters[0].device if self._parameters else torch.device("cpu"))
+        self._excess = (norm / max_norm).clamp(1.0, torch.finfo(torch.float32).max).float()
+        return norm
+
+    def _update(self, gradients: Sequence[Tensor], finite: Tensor | None, *, on_device: bool) -> None:
+        """Adam's update by the clipped gradient, none where something is not finite; `on_device`: without asking for either number here."""
+        if on_device:  # as torch's GradScaler tells it
+            self._adam.grad_scale, self._adam.found_inf = self._excess, None if finite is None else (~finite).float()
+        elif finite is not None and not bool(finite):
+            return
+        elif self._excess is not None and (excess := float(self._excess)) > 1:
+            torch._foreach_div_(list(gradients), excess)
+        self._adam.step()
 
     @contextmanager
     def full_precision(self) -> Iterator[None]:
@@ -123,18 +143,22 @@ class FP32MasterAdamW(MasterOptimizer):
             fused=self._fused or None,
         )
 
-    def clip(self, max_norm: float) -> float:
-        """Sum the gradient over the ranks and scale it down to a norm of at most `max_norm`; returns the norm it had.
-
-        A norm that is not finite is returned and nothing is scaled: the caller leaves that update out.
-        """
+    def clip(self, max_norm: float) -> Tensor:
+        """Sum the gradient over the ranks, and let `step` scale it down to a norm of at most `max_norm`; returns the norm, a float64 on the device."""
         self._reduce()
-        return clip_gradients([master.grad for master in self._masters.values() if master.grad is not None], max_norm, self._ranks)
+        return self._clip(self._gradients, max_norm)
+
+    @property
+    def _gradients(self) -> list[Tensor]:
+        return [master.grad for master in self._masters.values() if master.grad is not None]
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Update the master weights by their gradients, and set the parameters to the rounded master weights, on every rank."""
-        self._adam.step()
+    def step(self, finite: Tensor | None = None) -> None:
+        """Update the master weights by their clipped gradients, and set the parameters to the rounded master weights, on every rank.
+
+        Nothing changes where `finite`, a bool on the device, is False.
+        """
+        self._update(self._gradients, finite, on_device=self._fused)
         if owned := [n for n in self._rounded if n in self._masters]:
             torch._foreach_copy_([self._parameters[n] for n in owned], [self._masters[n] for n in owned])
         self._ranks.broadcast(self._parameters, self._owners)
@@ -253,15 +277,15 @@ def _gradient_mover(holder: nn.Parameter | _GradientSum) -> Callable[[Tensor], N
     return move
 
 
-def clip_gradients(gradients: Sequence[Tensor], max_norm: float, ranks: Ranks) -> float:
-    """Scale a gradient, of which each rank holds some parts, down to a norm of at most `max_norm`; returns the norm it had."""
-    # In float64, because squares of finite float32 numbers can be infinite in float32; in pieces, because that makes a copy.
+def gradient_norm(gradients: Sequence[Tensor], ranks: Ranks, device: torch.device) -> Tensor:
+    """The norm of a gradient, of which each rank holds some parts: a float64 on the device, for which one rank does not wait."""
+    # In float64, because squares of finite float32 numbers can be infinite in float32; in pieces, because a CPU makes a copy for that.
     pieces = [piece for gradient in gradients for piece in gradient.flatten().split(PIECE)]
-    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
-    norm = math.hypot(*ranks.all_gather(float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0))
-    if gradients and math.isfinite(norm) and norm > max_norm:
-        torch._foreach_mul_(list(gradients), max_norm / norm)
-    return norm
+    norms = torch._foreach_norm(pieces, 2, dtype=torch.float64) if pieces else [torch.zeros((), dtype=torch.float64, device=device)]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    if ranks.size == 1:
+        return norm
+    return torch.tensor(math.hypot(*ranks.all_gather(float(norm))), dtype=torch.float64, device=device)
 
 
 def check_saved(state: dict[str, Any], parameters: Sequence[Tensor], rounded: Sequence[int]) -> None:

@@ -1,11 +1,12 @@
 """Sums over the trained tokens of a step, reduced to means once at its end.
 
-Sums stay on the device until a minibatch is done and are then read together: reading a number makes the host wait for the GPU. Several ranks
-combine what they saw of a minibatch before anything is decided by it.
+Sums stay on the device until the step is done, because reading a number makes the host wait for the GPU. Several ranks combine what they saw of a
+minibatch before anything is decided by it, and so read it then.
 """
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ INTERNAL = ("ratio", "ratio_squared", "mismatch", "mismatch_ratio")
 """Sums that are logged in another form."""
 LOSS, RATIO_MAX, RATIO_MIN, MISMATCH_MAX = "loss", "ratio_max", "ratio_min", "mismatch_ratio_max"
 """Numbers of a minibatch that are not sums over tokens."""
+EXTREMES: dict[str, Callable[[float, float], float]] = {RATIO_MAX: max, RATIO_MIN: min, MISMATCH_MAX: max}
+"""How those of several micro-batches become one; all other numbers add up."""
 
 
 class UpdateWork(NamedTuple):
@@ -45,30 +48,29 @@ class TokenTotals:
         self.tokens, self.positions, self.saved, self.pairs = 0, 0, 0, 0
         """Tokens that went through the model, the positions of those passes, padding included, and tokens that were not computed because others share them;
         pairs are the positions that the tokens looked at."""
-        self._pending: dict[str, Tensor] = {}
+        self._pending: list[tuple[tuple[str, ...], Tensor]] = []
+        """Names and float64 values on the device, in the order in which they came."""
 
     def add(self, **values: Tensor) -> None:
-        for name, tensor in values.items():
-            self._add(name, tensor.detach().double().sum())
+        """Numbers of every token, to be summed up."""
+        wide_KN = torch.stack([value.detach().double() for value in values.values()])
+        self._pending.append((tuple(values), wide_KN.sum(dim=1)))
 
     def add_ratios(self, ratio_N: Tensor) -> None:
         self.add(ratio=ratio_N, ratio_squared=ratio_N.double().square())
-        highest, lowest = (found.detach().double() for found in ratio_N.aminmax()[::-1])
-        self._pending[RATIO_MAX] = torch.maximum(self._pending.get(RATIO_MAX, highest), highest)
-        self._pending[RATIO_MIN] = torch.minimum(self._pending.get(RATIO_MIN, lowest), lowest)
+        self._put((RATIO_MIN, RATIO_MAX), *ratio_N.aminmax())
 
     def add_mismatch_ratios(self, ratio_N: Tensor) -> None:
         """exp(log-prob of the learner - log-prob of the sampler)."""
         self.add(mismatch_ratio=ratio_N)
-        highest = ratio_N.detach().double().max()
-        self._pending[MISMATCH_MAX] = torch.maximum(self._pending.get(MISMATCH_MAX, highest), highest)
+        self._put((MISMATCH_MAX,), ratio_N.max())
 
     def add_loss(self, loss: Tensor) -> None:
         """The loss of a micro-batch, a part of its minibatch's."""
-        self._add(LOSS, loss.detach().double())
+        self._put((LOSS,), loss)
 
-    def _add(self, name: str, value: Tensor) -> None:
-        self._pending[name] = self._pending[name] + value if name in self._pending else value
+    def _put(self, names: tuple[str, ...], *values: Tensor) -> None:
+        self._pending.append((names, torch.stack([value.detach().double() for value in values])))
 
     def count_micro(self, count: int, tokens: int, positions: int, saved: int, pairs: int) -> None:
         self.count += count
@@ -81,12 +83,22 @@ class TokenTotals:
     def work(self) -> UpdateWork:
         return UpdateWork(self.tokens, self.pairs, self.count)
 
+    def finite(self, device: torch.device) -> Tensor:
+        """Whether everything that was seen of a minibatch is finite, as a bool on the device, where it is decided without waiting."""
+        if not self._pending:
+            return torch.tensor(self.is_finite, device=device)
+        return torch.cat([values for _, values in self._pending]).isfinite().all()
+
     def settle(self) -> None:
         """Read what the device has summed up for a minibatch."""
         if not self._pending:
             return
-        found = dict(zip(self._pending, torch.stack(list(self._pending.values())).tolist(), strict=True))
-        self._pending = {}
+        names, values = (name for names, _ in self._pending for name in names), torch.cat([values for _, values in self._pending]).tolist()
+        found: dict[str, float] = {}
+        for name, value in zip(names, values, strict=True):
+            combine = EXTREMES.get(name, operator.add)
+            found[name] = combine(found[name], value) if name in found else value
+        self._pending = []
         if LOSS in found:
             self.losses.append(found.pop(LOSS))
         if RATIO_MAX in found:

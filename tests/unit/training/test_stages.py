@@ -306,7 +306,8 @@ def test_updates_that_are_not_finite_end_the_run_with_a_checkpoint(tmp_path: Pat
     assert [path.name for path in list_checkpoints(store.checkpoints)] == ["step_000002"]
     assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), start.parameters(), strict=True))
     state = torch.load(store.checkpoints / "step_000002" / "state.pt", weights_only=True)
-    assert state["learner"]["nonfinite_streak"] == 4 and state["learner"]["optimizers"]["policy"]["adam"]["state"] == {}
+    moments = [value for kept in state["learner"]["optimizers"]["policy"]["adam"]["state"].values() for value in kept.values()]
+    assert state["learner"]["nonfinite_streak"] == 4 and not any(value.any() for value in moments)
 
 
 # Running out of memory where training can continue.

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tether.models.hardware import sent
 from tether.models.probing import reason_against
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -51,7 +52,7 @@ class PackedLengths(NamedTuple):
 def packed_lengths(lengths: Sequence[int], device: torch.device) -> PackedLengths:
     """Stretches of these lengths, none of them empty, one behind the other."""
     cumulative = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    return PackedLengths(tuple(lengths), cumulative.to(device, non_blocking=True))
+    return PackedLengths(tuple(lengths), sent(cumulative, device))
 
 
 class PackedAttention:

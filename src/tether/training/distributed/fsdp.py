@@ -39,7 +39,7 @@ from tether.models.hardware import forget_failed
 from tether.models.load import LoadedModel
 from tether.models.policy import Policy
 from tether.training.distributed.ranks import Ranks
-from tether.training.optim import FUSED_DEVICES, HALVES, MOMENTS, MasterOptimizer, check_saved, clip_gradients
+from tether.training.optim import FUSED_DEVICES, HALVES, MOMENTS, MasterOptimizer, check_saved
 
 PROBED_LAYERS = 2
 """A divided model is probed on its first layers: so many, or as many as it takes to have one of every kind."""
@@ -314,14 +314,18 @@ class ShardedAdamW(MasterOptimizer):
             [{"params": self._shards}], lr=learning_rate, betas=(beta1, beta2), weight_decay=weight_decay, fused=self._fused or None
         )
 
-    def clip(self, max_norm: float) -> float:
-        """Scale the gradient down to a norm of at most `max_norm`; returns the norm it had. It was summed over the ranks when it was made."""
-        return clip_gradients([local_part(shard.grad) for shard in self._shards if shard.grad is not None], max_norm, self._ranks)
+    def clip(self, max_norm: float) -> Tensor:
+        """Let `step` scale the gradient down to a norm of at most `max_norm`; returns the norm. It was summed over the ranks when it was made."""
+        return self._clip(self._gradients, max_norm)
+
+    @property
+    def _gradients(self) -> list[Tensor]:
+        return [local_part(shard.grad) for shard in self._shards if shard.grad is not None]
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Update this rank's shares; the full model follows at the end of the step (`ShardedModel.publish`)."""
-        self._adam.step()
+    def step(self, finite: Tensor | None = None) -> None:
+        """Update this rank's shares where everything is finite; the full model follows at the end of the step (`ShardedModel.publish`)."""
+        self._update(self._gradients, finite, on_device=False)  # torch mixes divided tensors with none that are not
 
     def zero_grad(self) -> None:
         """Forget the gradients, and their memory."""
