@@ -58,8 +58,6 @@ class DecoderChoice:
         if self._backbone is None:
             return self._policy.backbone_reason
         if self.backend == "contiguous" and self._policy.device.type == "cuda":
-            if self._policy.vision is not None:
-                return "the paged decoder takes text only, and this model reads images"
             return f"the head is a {type(self._policy.module.get_output_embeddings()).__name__}, the paged decoder needs a linear one"
         return ""
 
@@ -71,8 +69,6 @@ class DecoderChoice:
     @property
     def _paged_head(self) -> nn.Linear | None:
         """The head of a model that the paged decoder can serve."""
-        if self._policy.vision is not None:
-            return None
         head = self._policy.module.get_output_embeddings()
         return head if self._backbone is not None and self._policy.device.type == "cuda" and type(head) is nn.Linear else None
 

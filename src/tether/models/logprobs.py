@@ -126,8 +126,8 @@ def forward(
         raise ValueError(f"models of type '{policy.model_type}' have no pass over flat tokens; cut micro-batches by `cut_batch`")
     else:
         attend = micro.attention(policy.backbone.scale, policy.device)
-        vision = policy.vision
-        places = (lambda ids: vision.places(ids)[0]) if vision is not None and vision.sections else None
+        places_of = policy.places
+        places = None if places_of is None else lambda ids: places_of(ids)[0]
         ids_S, positions_S = (sent(part, policy.device) for part in micro.to_flat(ids_BT, places))
         features_SD = policy.backbone.features(ids_S, positions_S, attend, recompute=recompute)
         features_ND = features_SD[sent(micro.row_positions(sequence_N, column_N - 1), policy.device)]

@@ -33,7 +33,7 @@ from tether.models.probing import (
     probe_positions,
     reason_against,
 )
-from tether.models.vision import Vision, vision_of
+from tether.models.vision import PlacesOf, Vision, vision_of
 
 HEAD_TOKENS = 4
 PACKED_LENGTHS = ((4, 3), (5, 2))
@@ -102,6 +102,16 @@ class Policy:
         return self.module.config.get_text_config()
 
     @property
+    def places(self) -> PlacesOf | None:
+        """`Vision.places` of a model whose patches have places in time, height and width; None where positions are those of the tokens."""
+        return self.vision.places if self.vision is not None and self.vision.sections else None
+
+    @property
+    def placeholder_id(self) -> int:
+        """What records have in the place of a patch; 0 for a model that reads text only."""
+        return 0 if self.vision is None else self.vision.placeholder_id
+
+    @property
     def model_type(self) -> str:
         return str(self.module.config.model_type)
 
@@ -147,8 +157,8 @@ class Policy:
         given are those of texts that each begin their row."""
         assert self.vision is not None
         embedded = self.vision.embed(input_ids)
-        if self.vision.sections and position_ids is None:
-            found = [self.vision.places(row)[0] for row in input_ids.tolist()]
+        if self.places is not None and position_ids is None:
+            found = [self.places(row)[0] for row in input_ids.tolist()]
             position_ids = torch.from_numpy(np.stack(found, axis=1)).to(input_ids.device)
         if embedded.deep:
             is_image = input_ids >= IMAGE_IDS
@@ -244,7 +254,7 @@ class Policy:
     @property
     def packing_reason(self) -> str:
         """Why they do not; "" where they do."""
-        if self.vision is not None and self.vision.sections:
+        if self.places is not None:
             return "images have places of their own"
         return self.once("packing", lambda: reason_against(self._probe_packing))
 

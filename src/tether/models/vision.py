@@ -15,7 +15,7 @@ Shape legend: S tokens, D width of the model, N images.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -29,6 +29,8 @@ from tether.core.errors import BadInput
 from tether.core.images import IMAGE_IDS, Image, ImageRun, find_runs, image_of, patch_ids
 
 Ints = npt.NDArray[np.int64]
+PlacesOf = Callable[..., tuple[Ints, Ints]]
+"""(ids, start) -> what `Vision.places` gives."""
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 IDEFICS = ("idefics3", "smolvlm")
 SIGHTED = (*QWEN, *IDEFICS)
@@ -59,6 +61,8 @@ class Vision:
         """Tokens that mean an image that is not there."""
         self.sections: tuple[int, ...] = tuple((_rotary_settings(config.get_text_config()) or {}).get("mrope_section") or ())
         """How the rotations of a head are divided among time, height and width; empty where positions are plain."""
+        self.num_deep = len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
+        """How many layers get features of their own."""
         self._tokens: WeakKeyDictionary[Image, tuple[int, ...]] = WeakKeyDictionary()
         self._pixels: WeakKeyDictionary[Image, dict[str, Tensor]] = WeakKeyDictionary()
         self._grids: WeakKeyDictionary[Image, tuple[int, int]] = WeakKeyDictionary()
@@ -118,14 +122,16 @@ class Vision:
     def is_trained(self) -> bool:
         return any(parameter.requires_grad for part in self.tower for parameter in part.parameters())
 
-    def embed(self, ids_S: Tensor) -> Embedded:
-        """States of tokens, images included; any shape of ids."""
+    def embed(self, ids_S: Tensor, patches: Sequence[int] | None = None) -> Embedded:
+        """States of tokens, images included; any shape of ids. `patches`: those of images, in order, where the host knows them without waiting."""
         embedding: nn.Module = self.module.get_input_embeddings()
         is_image = ids_S >= IMAGE_IDS
-        if not bool(is_image.any()):
+        if patches is None:
+            patches = ids_S[is_image].tolist()
+        if not patches:
             return Embedded(embedding(ids_S))
         states: Tensor = embedding(torch.where(is_image, self.placeholder_id, ids_S))
-        runs = find_runs(ids_S[is_image].tolist())
+        runs = find_runs(patches)
         features = self.features({run.digest for run in runs})
         parts = [[part[run.patch : run.patch + run.length] for part in features[run.digest]] for run in runs]
         placed = [torch.cat(columns).to(states.dtype) for columns in zip(*parts, strict=True)]

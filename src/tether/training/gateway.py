@@ -91,13 +91,12 @@ def _recorder(store: RunStore, policy: "Policy") -> Callable[[Trajectory, Mappin
     from tether.rollout.gateway.driver import STEP
 
     written: set[int] = set()
-    placeholder = 0 if policy.vision is None else policy.vision.placeholder_id
 
     def record(trajectory: Trajectory, task: Mapping[str, Any]) -> None:
         if trajectory.group not in written:
             append_records(store.folder / TASKS_FILE, [{"group": trajectory.group, "task": dict(task)}])
             written.add(trajectory.group)
-        line = trajectory_record(trajectory, STEP, "train", trajectory.error is None, placeholder)
+        line = trajectory_record(trajectory, STEP, "train", trajectory.error is None, policy.placeholder_id)
         store.append_trajectories([line], joins=True, images=images_of([trajectory]))
 
     return record

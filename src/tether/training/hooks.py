@@ -68,8 +68,7 @@ def write_trajectories(run: Run, step: int, split: str, groups: Sequence[Group],
     """Write down every episode of these groups; `kept` are the groups that are trained on."""
     if run.store.writes:
         played = [(t, group.index in kept and not t.error) for group in groups for t in (*group.trajectories, *group.errored)]
-        vision = run.learner.policy.vision
-        placeholder = 0 if vision is None else vision.placeholder_id
+        placeholder = run.learner.policy.placeholder_id
         records = [trajectory_record(t, step, split, is_kept, placeholder) for t, is_kept in played]
         run.store.append_trajectories(records, images=images_of(t for t, _ in played))
 

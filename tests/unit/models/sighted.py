@@ -4,14 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from tether.core.images import Image, with_placeholders
+from tether.core.protocols import ContextReset, PromptTokens, Sampling
+from tether.core.types import Completion
 from tether.models.catalog import shipped_folder
+from tether.models.chat import ChatFormat
 from tether.models.policy import Policy
+from tether.rollout.engines.native import NativeEngine
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm")
 PARTS = "{% for part in message.content %}{% if part.type == 'image' %}%s{% else %}{{ part.text }}{% endif %}{% endfor %}"
@@ -70,6 +75,11 @@ def _qwen(family: str, tokenizer: Any, sizes: dict[str, Any]) -> tuple[Any, Any]
             text_config=text, vision_config={**TOWER, "window_size": 16, "fullatt_block_indexes": [1]}, tie_word_embeddings=True, **ids
         )
         model: Any = transformers.Qwen2_5_VLForConditionalGeneration(config)
+    elif family == "qwen2_vl":
+        tower = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2}
+        model = transformers.Qwen2VLForConditionalGeneration(
+            transformers.Qwen2VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=True, **ids)
+        )
     else:
         rotary["mrope_interleaved"] = True
         config = transformers.Qwen3VLConfig(
@@ -109,19 +119,70 @@ def _idefics(family: str, tokenizer: Any, sizes: dict[str, Any]) -> tuple[Any, A
     return model, processor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}, do_image_splitting=splits)
 
 
+def some_pictures() -> list[Image]:
+    """Eight, of several sizes."""
+    rng = np.random.default_rng(0)
+    return [Image.of(rng.integers(0, 255, (8 * int(rng.integers(2, 8)), 8 * int(rng.integers(2, 8)), 3), dtype=np.uint8)) for _ in range(8)]
+
+
+class Talk:
+    """Some turns; each shows a picture, later ones in the middle of a text."""
+
+    closing_tags = ("</answer>",)
+
+    def __init__(self, chat: ChatFormat, pictures: list[Image], group: int, member: int, most_turns: int = 3) -> None:
+        self.most_turns = most_turns
+        self.chat, self.pictures, self.prefix_key, self.member = chat, pictures, group, member
+        self.uniforms = np.random.default_rng([group, member])
+        self.ids: list[int] = []
+        self.sampled: list[tuple[int, float]] = []
+        """Place and log-prob of every sampled token."""
+        self.images: list[Image] = []
+        self.turns = 0
+
+    def begin(self) -> PromptTokens:
+        self.images.append(self.pictures[self.prefix_key])
+        return ContextReset(self._fed(self.chat.first_prompt("Rules.", f"{self.images[0].marker}\n" + "word " * self.prefix_key)))
+
+    def receive(self, completion: Completion) -> PromptTokens:
+        self.sampled += [(len(self.ids) + n, value) for n, value in enumerate(completion.logprobs)]
+        self.ids += completion.token_ids
+        self.turns += 1
+        if self.turns == self.most_turns:
+            return None
+        self.images.append(self.pictures[(3 * self.prefix_key + self.member + self.turns) % 8])
+        return self._fed(self.chat.next_prompt("ok " * self.member + self.images[-1].marker + " go", completion.token_ids))
+
+    def _fed(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        self.ids += ids
+        return ids
+
+
+def play(
+    policy: Policy, pictures: list[Image], temperature: float = 0.7, sizes: tuple[int, int, int] = (3, 3, 7), **options: Any
+) -> list[Talk]:
+    """Talks of two members a group, by an engine with these options; `sizes`: groups, turns, and tokens of a turn."""
+    assert policy.tokenizer is not None
+    chat = ChatFormat(policy.tokenizer, policy.end_of_turn_ids, policy.vision)
+    groups, turns, max_tokens = sizes
+    talks = [Talk(chat, pictures, group, member, turns) for group in range(groups) for member in range(2)]
+    NativeEngine(policy, max_rows=4, **options).run(talks, Sampling(temperature=temperature, max_tokens=max_tokens))
+    return talks
+
+
 @torch.no_grad()
 def logprobs_by_transformers(policy: Policy, ids: Sequence[int], images: Sequence[Image], temperature: float = 1.0) -> Tensor:
     """[T, V]: what the module itself says of a text with images, pixels and all, in one pass."""
     vision, module = policy.vision, policy.module
     assert vision is not None
-    ids_1T = torch.tensor([with_placeholders(ids, vision.placeholder_id)])
+    ids_1T = torch.tensor([with_placeholders(ids, vision.placeholder_id)], device=policy.device)
     nested = not str(module.config.model_type).startswith("qwen")
     each = [vision.image_processor(images=[[image.pixels]] if nested else [image.pixels], return_tensors="pt") for image in images]
     dim = 1 if nested else 0
     names = ("pixel_values", "pixel_attention_mask") if nested else ("pixel_values", "image_grid_thw")
-    inputs = {name: torch.cat([dict(one)[name] for one in each], dim=dim) for name in names} if each else {}
+    inputs = {name: torch.cat([dict(one)[name] for one in each], dim=dim).to(policy.device) for name in names} if each else {}
     if not nested:
         inputs["mm_token_type_ids"] = (ids_1T == vision.placeholder_id).int()
         module.base_model.rope_deltas = None
     logits: Tensor = module(input_ids=ids_1T, use_cache=False, **inputs).logits[0]
-    return torch.log_softmax(logits.float() / temperature, dim=-1)
+    return torch.log_softmax(logits.float() / temperature, dim=-1).cpu()

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.models.sighted import FAMILIES, logprobs_by_transformers, write_model
+from tests.unit.models.sighted import FAMILIES, Talk, logprobs_by_transformers, play, some_pictures, write_model
 from transformers import AutoProcessor
 
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.core.images import Image, find_runs, image_digests, with_placeholders
-from tether.core.protocols import ContextReset, PromptTokens, Sampling
-from tether.core.types import Completion
+from tether.core.protocols import Sampling
 from tether.models.chat import ChatFormat
 from tether.models.fast.decoding.sampling import sample
 from tether.models.load import load_model
@@ -20,7 +19,6 @@ from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy, tok
 from tether.models.lora import add_lora
 from tether.models.policy import Policy
 from tether.models.scoring.local import scorer_for
-from tether.rollout.engines.native import NativeEngine
 from tether.training.checkpoint import write_model as write_folder
 
 TOLERANCE = 5e-6
@@ -38,48 +36,7 @@ def policy(request: pytest.FixtureRequest, folders: Path) -> Policy:
 
 @pytest.fixture(scope="module")
 def pictures() -> list[Image]:
-    rng = np.random.default_rng(0)
-    return [Image.of(rng.integers(0, 255, (8 * int(rng.integers(2, 8)), 8 * int(rng.integers(2, 8)), 3), dtype=np.uint8)) for _ in range(8)]
-
-
-class Talk:
-    """Three turns; each shows a picture, later ones in the middle of a text."""
-
-    closing_tags = ("</answer>",)
-
-    def __init__(self, chat: ChatFormat, pictures: list[Image], group: int, member: int) -> None:
-        self.chat, self.pictures, self.prefix_key, self.member = chat, pictures, group, member
-        self.uniforms = np.random.default_rng([group, member])
-        self.ids: list[int] = []
-        self.sampled: list[tuple[int, float]] = []
-        """Place and log-prob of every sampled token."""
-        self.images: list[Image] = []
-        self.turns = 0
-
-    def begin(self) -> PromptTokens:
-        self.images.append(self.pictures[self.prefix_key])
-        return ContextReset(self._fed(self.chat.first_prompt("Rules.", f"{self.images[0].marker}\n" + "word " * self.prefix_key)))
-
-    def receive(self, completion: Completion) -> PromptTokens:
-        self.sampled += [(len(self.ids) + n, value) for n, value in enumerate(completion.logprobs)]
-        self.ids += completion.token_ids
-        self.turns += 1
-        if self.turns == 3:
-            return None
-        self.images.append(self.pictures[(3 * self.prefix_key + self.member + self.turns) % 8])
-        return self._fed(self.chat.next_prompt("ok " * self.member + self.images[-1].marker + " go", completion.token_ids))
-
-    def _fed(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        self.ids += ids
-        return ids
-
-
-def play(policy: Policy, pictures: list[Image], temperature: float = 0.7) -> list[Talk]:
-    assert policy.tokenizer is not None
-    chat = ChatFormat(policy.tokenizer, policy.end_of_turn_ids, policy.vision)
-    talks = [Talk(chat, pictures, group, member) for group in range(3) for member in range(2)]
-    NativeEngine(policy, max_rows=4).run(talks, Sampling(temperature=temperature, max_tokens=7))
-    return talks
+    return some_pictures()
 
 
 def batch_of(talks: list[Talk]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

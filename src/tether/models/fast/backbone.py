@@ -65,6 +65,7 @@ class LlamaBackbone:
         """Of a model that sees: embeds images, and says how positions are divided."""
         self._angles: tuple[Tensor, Tensor] | None = None
         self._angles_for: tuple[torch.device, torch.dtype] | None = None
+        self._axes: Tensor | None = None
 
     def join(self) -> bool:
         """Join the projections of each layer (see layout); returns whether any memory moved. For callers without gradient."""
@@ -81,9 +82,24 @@ class LlamaBackbone:
             self._angles_for = weight.device, weight.dtype
         return self._angles
 
+    @property
+    def sections(self) -> tuple[int, ...]:
+        """How the rotations of a head are divided among time, height and width of images; empty where positions are plain."""
+        return () if self.vision is None else self.vision.sections
+
+    @property
+    def axes(self) -> Tensor | None:
+        """[R], int32: whether a rotation goes by time, height or width (0, 1, 2); None where positions are plain. Seen from one step along each."""
+        device = self._norm.weight.device
+        if self.sections and (self._axes is None or self._axes.device != device):
+            with torch.inference_mode(False), torch.no_grad():
+                steps_33 = torch.eye(3, dtype=torch.long, device=device)
+                self._axes = self._angles_at(steps_33, torch.float32)[1].abs().argmax(dim=0).int()
+        return self._axes
+
     def _angles_at(self, positions_S: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """[S, R] each; positions are [S], or [3, S] where images have places in time, height and width."""
-        sections = () if self.vision is None else self.vision.sections
+        sections = self.sections
         positions = positions_S.expand(3, -1)[:, None] if sections else positions_S[None]
         tables = self._rotary(torch.empty(0, dtype=dtype, device=positions_S.device), position_ids=positions)
         if tables[0].ndim == 4:  # the module leaves it to its attention to choose among the three
@@ -92,13 +108,15 @@ class LlamaBackbone:
         cos_SR, sin_SR = (table[0, :, :half].contiguous() for table in tables)
         return cos_SR, sin_SR
 
-    def _embedded(self, ids_S: Tensor) -> Embedded:
-        return Embedded(self._embed(ids_S)) if self.vision is None else self.vision.embed(ids_S)
+    def words(self, ids_S: Tensor) -> Tensor:
+        """[S, D]: what enters the layers for tokens among which no image is."""
+        states_SD: Tensor = self._embed(ids_S)
+        return states_SD
 
     def features(
         self,
-        ids_S: Tensor,
-        positions_S: Tensor,
+        tokens: Tensor | Embedded,
+        positions_S: Tensor | None,
         attend: Attend,
         *,
         apply_positions: ApplyPositions | None = None,
@@ -107,21 +125,26 @@ class LlamaBackbone:
         """[S, D]: the last hidden state of every token, the final norm applied.
 
         Args:
-            ids_S: the tokens.
+            tokens: their ids [S], or what enters the layers for them.
             positions_S: the position of each in its text; [3, S] with images whose patches have places in time, height and width.
             attend: the attention.
-            apply_positions: puts positions into queries and keys; rotation by the tables of angles if not given.
+            apply_positions: puts positions into queries and keys; rotation by the tables of angles if not given. It has the positions then.
             recompute: keep only the input of each layer for the backward pass and compute the layer again there.
         """
         # Weights that are in place only during a call have no memory of their own to be joined in.
         fused = not torch.is_grad_enabled() and not self.through_modules
         if fused:
             self.join()
-        if apply_positions is None and positions_S.ndim == 2:
-            rows_S = torch.arange(len(ids_S), device=ids_S.device)
-            apply_positions = partial(self._rotate, rows_S, self._angles_at(positions_S, self._norm.weight.dtype))
-        apply_positions = apply_positions or partial(self._rotate, positions_S, self.angles)
-        residual_SD, deep = self._embedded(ids_S)
+        if apply_positions is None:
+            assert positions_S is not None
+            angles = self.angles
+            if positions_S.ndim == 2:
+                angles = self._angles_at(positions_S, self._norm.weight.dtype)
+                positions_S = torch.arange(positions_S.shape[1], device=positions_S.device)
+            apply_positions = partial(self._rotate, positions_S, angles)
+        if isinstance(tokens, Tensor):
+            tokens = Embedded(self.words(tokens)) if self.vision is None else self.vision.embed(tokens)
+        residual_SD, deep = tokens
         delta_SD: Tensor | None = None
         few = fused and self._are_few(residual_SD)
         for index, layer in enumerate(self.layers):

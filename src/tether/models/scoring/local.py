@@ -152,7 +152,7 @@ class PrefixScorer:
     def _one_prompt(self, prompt: Ids, texts: Sequence[Ids], budget: int) -> Scores:
         prompt_1T = torch.tensor([list(prompt)], device=self._model.device)
         fits = len(prompt) + len(texts[-1]) - 1 <= self.policy.max_positions
-        copies = self.backend == "copied" and fits and not (self.policy.vision is not None and self.policy.vision.sections)
+        copies = self.backend == "copied" and fits and self.policy.places is None
         extra = 0 if copies else len(prompt)  # what a row holds beside the reasoning
         parts = list(cuts([len(text) + extra for text in texts], budget, padded=True))
         predict = self._after_cached(prompt_1T, max(map(len, parts))) if copies else self._after_whole(prompt_1T)

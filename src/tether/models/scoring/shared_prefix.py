@@ -49,8 +49,8 @@ class SharedPrefix:
         self._starts = np.cumsum(self._lengths) - self._lengths
         ids = np.concatenate([np.asarray(prompt, dtype=np.int64) for prompt in prompts])
         positions, self._after = np.arange(len(ids)) - np.repeat(self._starts, self._lengths), self._lengths
-        if policy.vision is not None and policy.vision.sections:
-            placed = [policy.vision.places(prompt) for prompt in prompts]
+        if policy.places is not None:
+            placed = [policy.places(prompt) for prompt in prompts]
             positions = np.concatenate([places_3T for places_3T, _ in placed], axis=1)
             self._after = np.array([after_T[-1] for _, after_T in placed])
         _ = policy.separable_head  # to be known before a pass changes how the module attends

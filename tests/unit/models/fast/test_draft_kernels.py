@@ -53,6 +53,16 @@ def test_a_draft_is_what_followed_the_longest_match_and_then_the_latest() -> Non
     assert guessed(table, 2, 1, 2) == [4, 0], "one token is no run"
 
 
+def test_patches_are_recognised_and_never_drafted() -> None:
+    """They are below zero. Behind the second image stands what stood behind it before, not what stood behind the first one; a draft has words only."""
+    table = TextTable(3, 20, DEVICE)
+    learn(table, 0, 0, [-11, -12, 50, 51, -21, -22, 60, 61])
+    learn(table, 1, 0, [-21, -22])
+    assert guessed(table, 1, 2, 3) == [-22, 60, 61], "the last token is what was given"
+    learn(table, 2, 0, [50, 51])
+    assert guessed(table, 2, 2, 4) == [51, 0, 0, 60]
+
+
 def test_nothing_is_known_of_what_was_forgotten() -> None:
     table = TextTable(2, 20, DEVICE)
     learn(table, 0, 0, [1, 2, 3])

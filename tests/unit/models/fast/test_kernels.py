@@ -234,12 +234,15 @@ def test_attention_of_new_tokens(
         assert not arrived.any()
 
 
-def drawn(logits_V: Tensor, uniforms: Any, temperature: float = 1.0, greedy: bool = False) -> DecodeState:
+def drawn(
+    logits_V: Tensor, uniforms: Any, temperature: float = 1.0, greedy: bool = False, never: tuple[int, ...] | None = None
+) -> DecodeState:
     """One draw per uniform from the same logits."""
     state = DecodeState(len(uniforms), 1, torch.device(DEVICE))
     state.uniforms_BK[:, 0] = torch.as_tensor(uniforms)
     state.rate_1.fill_(1 / temperature)
-    sample_step(logits_V.expand(len(uniforms), -1).contiguous(), state, greedy=greedy)
+    never_N = None if never is None else torch.tensor(never, dtype=torch.int32, device=DEVICE)
+    sample_step(logits_V.expand(len(uniforms), -1).contiguous(), state, greedy=greedy, never_N=never_N)
     return state
 
 
@@ -254,6 +257,19 @@ def test_draws_by_hand() -> None:
     assert drawn(logits, [0.99, 0.0], greedy=True).sampled_BK[:, 0].tolist() == [0, 0]
     warm = drawn(logits, [0.0], temperature=2.0)  # sqrt(2) : 0 : 1 : 1
     assert_close(warm.logprobs_BK[0, 0].exp().item(), math.sqrt(2) / (math.sqrt(2) + 2))
+
+
+def test_tokens_that_are_never_drawn_count_in_log_probs() -> None:
+    """Weights 6, 1, 2, 1 and, in a block of its own, 6, of which the sixes are never drawn: draws by 1 : 2 : 1, log-probs among all 16."""
+    logits = torch.full((BLOCK + 1,), -math.inf, device=DEVICE)
+    logits[:4], logits[BLOCK] = torch.log(torch.tensor([6.0, 1.0, 2.0, 1.0])), math.log(6)
+    never = (0, BLOCK)
+    state = drawn(logits, [0.0, 0.24, 0.26, 0.74, 0.76, 0.99999994], never=never)
+    assert state.sampled_BK[:, 0].tolist() == [1, 1, 2, 2, 3, 3]
+    assert_close(state.logprobs_BK[:, 0].exp() * 16, torch.tensor([1.0, 1, 2, 2, 1, 1], device=DEVICE))
+    assert drawn(logits, [0.0], greedy=True, never=never).sampled_BK[0, 0].item() == 2
+    far = drawn(logits + torch.tensor([200.0] + [0.0] * BLOCK, device=DEVICE), [0.0], never=never)
+    assert_close(far.logprobs_BK[0, 0].item(), -200 - math.log(6))
 
 
 def test_draws_follow_the_distribution_over_several_blocks() -> None:

@@ -55,7 +55,7 @@ class ContiguousDecoder:
         if backbone is not None:
             self.max_positions = min(self.max_positions, backbone.num_positions)
         self._policy, self._device = policy, policy.device
-        self._pass: RowPass = PaddedPass(policy) if backbone is None else GroupedPass(backbone)
+        self._pass: RowPass = PaddedPass(policy) if backbone is None else GroupedPass(backbone, policy.places)
         self._cache = self._pass.cache
         self._limit = None if budget is None else budget // position_bytes(policy)
         """Positions of all rows together."""

@@ -14,20 +14,21 @@ Shape legend: B slots of a call, K tokens sampled for each, S tokens fed, X page
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from tether.core.images import IMAGE_IDS
 from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
-from tether.models.fast.decoding.paged_pass import Feed, NewTokens, PagedPass
+from tether.models.fast.decoding.feeds import Feed, Feeds
+from tether.models.fast.decoding.paged_pass import NewTokens, PagedPass
 from tether.models.fast.decoding.pages import Pages
 from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.sampling import sample
-from tether.models.fast.kernels.attention import ALIGNED, num_blocks, text_blocks
 from tether.models.fast.kernels.drafts import DraftState, TextTable
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.warm_up import warm_up_drafts
@@ -81,18 +82,23 @@ class PagedDecoder:
         self.capacity = min(max_positions, (num_pages - 1) * PAGE)  # page 0 belongs to nobody
         self._backbone, self._device = backbone, weight.device
         self._pages = Pages(num_pages, num_slots, PAGE, max_positions)
+        self._feeds = Feeds(backbone, self._pages, max_positions, weight.device)
+        self._never = () if backbone.vision is None else backbone.vision.never_sampled
+        self._never_N = torch.tensor(self._never, dtype=torch.int32, device=weight.device) if self._never else None
         self._cache = torch.zeros(backbone.num_layers, 2, num_pages, *size, dtype=weight.dtype, device=weight.device)
         self._pass = PagedPass(backbone, head, self._cache, _batch_size(num_slots))
         self._state = DecodeState(_batch_size(num_slots), TOKENS_PER_CALL, weight.device)
         self._tables_BX = torch.zeros(_batch_size(num_slots), self._pages.tables.shape[1], dtype=torch.int32, device=weight.device)
+        self._shifts_B = torch.zeros(_batch_size(num_slots), dtype=torch.int32, device=weight.device) if backbone.sections else None
+        """How far the rotary places of a call's rows lie from their positions."""
         self._graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
-        self._feeds: dict[tuple[int, int], tuple[Tensor, torch.cuda.CUDAGraph, Tensor]] = {}
+        self._fed: dict[tuple[int, int], tuple[list[Tensor], torch.cuda.CUDAGraph, Tensor]] = {}
         """Recorded feeds by their sizes: inputs, graph, logits."""
         self._texts: TextTable | None = None
         self._most_drafted = 0
         self._drafted: dict[tuple[int, int, Sampling], tuple[DraftState, partial[None]]] = {}
         """Recorded steps with drafts, by rows and tokens that may be fed to each."""
-        self._mixed: dict[tuple[int, int, int, Sampling], tuple[Tensor, DecodeState, partial[None]]] = {}
+        self._mixed: dict[tuple[int, int, int, Sampling], tuple[list[Tensor], DecodeState, partial[None]]] = {}
         """The same steps with a feed: what is fed, what is sampled behind it."""
         self._open_call: _DraftCall | None = None
         self._parameters = list(backbone.model.parameters())  # to walk over the modules takes a millisecond
@@ -109,8 +115,10 @@ class PagedDecoder:
         shared, copy = self._pages.adopt(slot, source, length)
         if copy is not None:
             self._cache[:, :, copy[1]] = self._cache[:, :, copy[0]]
+        if self._feeds.places is not None:
+            self._feeds.places.copy(source, slot, shared)
         if self._texts is not None:
-            self._texts.copy(source, self._sent(np.array([slot])))
+            self._texts.copy(source, self._feeds.sent(np.array([slot])))
         return shared
 
     @torch.inference_mode()
@@ -128,8 +136,8 @@ class PagedDecoder:
         leader_logits = [self._feed(part) for part in _parts(requests)]
         self._share([request for request in requests if len(request.slots) > 1])
         of_slot = [number for number, request in enumerate(requests) for _ in request.slots]
-        logits_BV = torch.cat(leader_logits)[self._sent(np.array(of_slot))]
-        ids_B, logprobs_B = sample(logits_BV, sampling, self._sent(uniforms_B))
+        logits_BV = torch.cat(leader_logits)[self._feeds.sent(np.array(of_slot))]
+        ids_B, logprobs_B = sample(logits_BV, sampling, self._feeds.sent(uniforms_B), self._never)
         if self._texts is not None:
             self._learn_fed(self._texts, requests, ids_B)
         return lambda: SampleOutput(ids_B.cpu().numpy()[:, None], logprobs_B.float().cpu().numpy()[:, None])
@@ -146,8 +154,9 @@ class PagedDecoder:
         num_rows, num_steps = uniforms_BK.shape
         size = _batch_size(num_rows)
         self._fill_state(slots, starts, last_ids, size)
+        self._shift(slots, starts, num_steps, size)
         state = self._state
-        state.uniforms_BK[:num_rows, :num_steps] = self._sent(uniforms_BK)
+        state.uniforms_BK[:num_rows, :num_steps] = self._feeds.sent(uniforms_BK)
         state.rate_1.fill_(1 / (sampling.temperature or 1.0))
         step = self._recorded(size, sampling)
         for _ in range(num_steps):
@@ -188,7 +197,8 @@ class PagedDecoder:
         assert self._texts is not None  # start_drafts made it
         num_rows, size = len(slots), _batch_size(len(slots))
         state, step = self._drafting(self._texts, size, 1 + plan.tokens, sampling)
-        given = self._sent(state.given(self._pages.rows(slots, size), slots, starts, uniforms_BK, self._texts.unused_slot))
+        given = self._feeds.sent(state.given(self._pages.rows(slots, size), slots, starts, uniforms_BK, self._texts.unused_slot))
+        self._shift(slots, starts, plan.most_sampled, size)
         state.memory[: len(given)] = given  # the last tokens are in the texts already, by whichever call has sampled them
         state.drawn.rate_1.fill_(1 / (sampling.temperature or 1.0))
         for _ in range(plan.rounds - 1):
@@ -203,7 +213,7 @@ class PagedDecoder:
 
     def forget_recordings(self) -> None:
         """Whatever is asked for next is recorded anew."""
-        for recorded in (self._graphs, self._feeds, self._drafted, self._mixed):
+        for recorded in (self._graphs, self._fed, self._drafted, self._mixed):
             recorded.clear()
         self._pass.forget_recordings()
 
@@ -214,50 +224,18 @@ class PagedDecoder:
         num_tokens, num_texts = sum(len(request.tokens) for request in requests), len(requests)
         recorded = _feed_size(num_tokens, num_texts, FEED_SIZES)
         size = recorded or (num_tokens, num_texts)
-        flat = self._sent(self._layout(requests, *size))
-        if recorded is None:
-            return self._pass.logits_of_feed(self._feed_of(flat, size))
-        return self._replayed(size, flat)[:num_texts]
+        inputs = self._feeds.inputs(requests, size)
+        if recorded is None or self._device.type != "cuda":
+            return self._pass.logits_of_feed(self._feeds.read(inputs, size))[:num_texts]
+        return self._replayed(size, inputs)[:num_texts]
 
-    def _sent(self, values: npt.NDArray[Any]) -> Tensor:
-        """On the device, whole numbers as int32. The host does not wait: behind a step that is under way, a copy from ordinary memory would."""
-        values = values.astype(np.int32, copy=False) if values.dtype.kind == "i" else values
-        tensor = torch.from_numpy(values)
-        return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
-
-    def _layout(self, requests: Sequence[PrefillRequest], num_tokens: int, num_texts: int) -> npt.NDArray[np.int32]:
-        """A feed of these sizes: the tokens of the requests, then what fills it up."""
-        block = self._pass.block_tokens
-        new = np.array([len(request.tokens) for request in requests], dtype=np.int64)
-        starts = np.array([request.start for request in requests], dtype=np.int64)
-        ends, fill = np.cumsum(new), num_tokens - int(new.sum())
-        unused = [0] * (num_texts - len(requests))
-        parts = [
-            np.concatenate([*(np.asarray(request.tokens) for request in requests), np.zeros(fill, dtype=np.int64)]),
-            np.concatenate([np.repeat(np.arange(len(requests)), new), np.full(fill, num_texts)]),
-            np.concatenate(
-                [np.arange(num_tokens - fill) - np.repeat(ends - new, new) + np.repeat(starts, new), np.zeros(fill, dtype=np.int64)]
-            ),
-            [*(ends - 1), *unused],
-            [*(starts + new), *unused],
-            [0, *ends, *(int(new.sum()) for _ in unused)],
-            text_blocks(new, num_blocks(num_tokens, num_texts, block), block).ravel(),
-        ]
-        tables = self._pages.rows([request.slots[0] for request in requests], num_texts + 1).ravel()
-        return np.concatenate([*(np.pad(part, (0, -len(part) % ALIGNED)) for part in map(np.asarray, parts)), tables]).astype(np.int32)
-
-    def _feed_of(self, flat: Tensor, size: tuple[int, int]) -> Feed:
-        return Feed.of(flat, *size, self._pass.block_tokens)
-
-    def _replayed(self, size: tuple[int, int], flat: Tensor) -> Tensor:
+    def _replayed(self, size: tuple[int, int], inputs: Sequence[Tensor]) -> Tensor:
         """The logits of a feed of a recorded size."""
-        if self._device.type != "cuda":
-            return self._pass.logits_of_feed(self._feed_of(flat, size))
-        if size not in self._feeds:
-            inputs = self._sent(self._layout([], *size))
-            self._feeds[size] = (inputs, *self._pass.record(partial(self._pass.logits_of_feed, self._feed_of(inputs, size))))
-        inputs, graph, logits_BV = self._feeds[size]
-        inputs.copy_(flat)
+        if size not in self._fed:
+            read = self._feeds.inputs([], size)
+            self._fed[size] = (read, *self._pass.record(partial(self._pass.logits_of_feed, self._feeds.read(read, size))))
+        read, graph, logits_BV = self._fed[size]
+        _copy(inputs, read)
         graph.replay()
         return logits_BV.clone()  # the next graph may use its memory
 
@@ -265,7 +243,7 @@ class PagedDecoder:
         """Give the other slots of requests what their first ones have computed."""
         copies = [copy for slots, _, tokens in requests for copy in self._pages.share(slots[0], slots[1:], len(tokens))]
         if copies:
-            sources, targets = self._sent(np.array(copies).T)
+            sources, targets = self._feeds.sent(np.array(copies).T)
             self._cache[:, :, targets] = self._cache[:, :, sources]
 
     # ----------------------------------------------------------------------------------------------------------- decoding
@@ -276,9 +254,19 @@ class PagedDecoder:
         rows_3B = np.zeros((3, size), dtype=np.int32)
         rows_3B[:, : len(slots)] = last_ids, starts, starts
         rows_3B[2] += 1
-        state.ids_B[:size], state.positions_B[:size], state.lengths_B[:size] = self._sent(rows_3B)
-        self._tables_BX[:size] = self._sent(self._pages.rows(slots, size))
+        state.ids_B[:size], state.positions_B[:size], state.lengths_B[:size] = self._feeds.sent(rows_3B)
+        self._tables_BX[:size] = self._feeds.sent(self._pages.rows(slots, size))
         state.step_1.zero_()
+
+    def _shift(self, slots: Sequence[int], starts: Sequence[int], count: int, size: int) -> None:
+        """Put the places of so many words for each slot on the device, where they are not their positions."""
+        if self._feeds.places is not None and self._shifts_B is not None:
+            shifts_B = np.zeros(size, dtype=np.int64)
+            shifts_B[: len(slots)] = self._feeds.places.of_words(slots, starts, count) - np.asarray(starts)
+            self._shifts_B[:size] = self._feeds.sent(shifts_B)
+
+    def _new(self, ids_S: Tensor, tables_BX: Tensor, lengths_B: Tensor, ragged: tuple[Tensor, Tensor, int] | None = None) -> NewTokens:
+        return NewTokens(ids_S, tables_BX, lengths_B, ragged, None if self._shifts_B is None else self._shifts_B[: len(lengths_B)])
 
     def _recorded(self, size: int, sampling: Sampling) -> "partial[None]":
         """A step for a batch size, to be called once a token; recorded when it is first asked for."""
@@ -306,8 +294,22 @@ class PagedDecoder:
     def _step(self, size: int, sampling: Sampling) -> None:
         """Feed the last sampled token of every row and sample the next."""
         state = self._state
-        new = NewTokens(state.ids_B[:size], self._tables_BX[:size], state.lengths_B[:size])
-        _sample(self._pass.logits_of_new(new), state, sampling)
+        new = self._new(state.ids_B[:size], self._tables_BX[:size], state.lengths_B[:size])
+        self._sample(self._pass.logits_of_new(new), state, sampling)
+
+    def _sample(self, logits_BV: Tensor, state: DecodeState, sampling: Sampling) -> None:
+        """Sample a token for each row, record it, and move the rows on; by torch where tokens are excluded, since the kernel looks for no thresholds."""
+        if not sampling.truncates or sampling.temperature == 0:
+            sample_step(logits_BV, state, greedy=sampling.temperature == 0, never_N=self._never_N)
+            return
+        size = len(logits_BV)
+        step_B1 = state.step_1.long().expand(size)[:, None]
+        ids_B, logprobs_B = sample(logits_BV, sampling, state.uniforms_BK[:size].gather(1, step_B1)[:, 0], self._never)
+        state.ids_B[:size] = ids_B
+        state.sampled_BK[:size].scatter_(1, step_B1, ids_B[:, None])
+        state.logprobs_BK[:size].scatter_(1, step_B1, logprobs_B[:, None])
+        for counter in (state.positions_B[:size], state.lengths_B[:size], state.step_1):
+            counter.add_(1)
 
     # ------------------------------------------------------------------------------------------------------------- drafts
 
@@ -343,11 +345,14 @@ class PagedDecoder:
         graph, _ = self._pass.record(step)
         return partial(graph.replay)
 
+    def _drafted_tokens(self, state: DraftState) -> NewTokens:
+        return self._new(state.fed_S, state.tables_BX, state.filled_B, (state.fed_starts_B, state.fed_counts_B, state.most_each))
+
     def _draft_step(self, texts: TextTable, state: DraftState, sampling: Sampling) -> None:
         """Feed the last sampled token of every row and a draft, sample behind each of them, and keep what the draft allows."""
         texts.guess(state)
         state.drawn.step_1.zero_()
-        _sample(self._pass.logits_of_new(_new_tokens(state)), state.drawn, sampling)
+        self._sample(self._pass.logits_of_new(self._drafted_tokens(state)), state.drawn, sampling)
         texts.accept(state)
 
     @torch.inference_mode()
@@ -363,22 +368,22 @@ class PagedDecoder:
         """Launch the last round of a call together with a feed."""
         assert self._texts is not None
         inputs, fed, step = self._mixing(self._texts, call, size)
-        inputs.copy_(self._sent(self._layout(requests, *size)))
-        fed.uniforms_BK[: len(requests), 0] = self._sent(uniforms_B)
+        _copy(self._feeds.inputs(requests, size), inputs)
+        fed.uniforms_BK[: len(requests), 0] = self._feeds.sent(uniforms_B)
         fed.rate_1.fill_(1 / (call.sampling.temperature or 1.0))
         step()
         self._open_call = None
         self._learn_fed(self._texts, requests, fed.sampled_BK[: len(requests), 0])
         return lambda: SampleOutput(*(x_BK[: len(requests)].cpu().numpy() for x_BK in (fed.sampled_BK, fed.logprobs_BK)))
 
-    def _mixing(self, texts: TextTable, call: _DraftCall, size: tuple[int, int]) -> tuple[Tensor, DecodeState, "partial[None]"]:
+    def _mixing(self, texts: TextTable, call: _DraftCall, size: tuple[int, int]) -> tuple[list[Tensor], DecodeState, "partial[None]"]:
         """A step of a call with a feed of this size; recorded when it is first asked for."""
         state = call.state
         key = len(state.slots_B), state.most_each, size[0], _shape(call.sampling)
         if key not in self._mixed:
-            inputs = self._sent(self._layout([], *size))
+            inputs = self._feeds.inputs([], size)
             fed = DecodeState(size[1], 1, self._device)
-            step = partial(self._mixed_step, texts, state, self._feed_of(inputs, size), fed, call.sampling)
+            step = partial(self._mixed_step, texts, state, self._feeds.read(inputs, size), fed, call.sampling)
             if self._device.type == "cuda":
                 saved = state.memory.clone()  # the rounds before this one are under way
                 step = self._recorded_drafts(texts, state, step)
@@ -389,29 +394,31 @@ class PagedDecoder:
     def _mixed_step(self, texts: TextTable, state: DraftState, feed: Feed, fed: DecodeState, sampling: Sampling) -> None:
         """A step with drafts for some rows that feeds others and samples behind what they were fed."""
         texts.guess(state)
-        new_logits_SV, fed_logits_BV = self._pass.logits_of_both(_new_tokens(state), feed)
+        new_logits_SV, fed_logits_BV = self._pass.logits_of_both(self._drafted_tokens(state), feed)
         for logits, drawn in ((new_logits_SV, state.drawn), (fed_logits_BV, fed)):
             drawn.step_1.zero_()
-            _sample(logits, drawn, sampling)
+            self._sample(logits, drawn, sampling)
         texts.accept(state)
 
     def _learn_fed(self, texts: TextTable, requests: Sequence[PrefillRequest], sampled_B: Tensor) -> None:
         """What was fed, and what was sampled behind it for every slot."""
         ids_S = np.concatenate([np.asarray(request.tokens) for request in requests])
+        if self._never:
+            ids_S = np.where(ids_S < IMAGE_IDS, ids_S, ~(ids_S & 0x7FFFFFFF))  # below zero: patches are recognised, and never drafted
         slots_S = np.concatenate([np.full(len(request.tokens), request.slots[0]) for request in requests])
         positions_S = np.concatenate([request.start + np.arange(len(request.tokens)) for request in requests])
-        texts.learn(*self._sent(np.stack([ids_S, slots_S, positions_S])))
+        texts.learn(*self._feeds.sent(np.stack([ids_S, slots_S, positions_S])))
         for leader, *followers in (request.slots for request in requests):
             if followers:
-                texts.copy(leader, self._sent(np.array(followers)))
+                texts.copy(leader, self._feeds.sent(np.array(followers)))
         behind = [(slot, request.start + len(request.tokens)) for request in requests for slot in request.slots]
-        texts.learn(sampled_B, *self._sent(np.array(behind).T))
+        texts.learn(sampled_B, *self._feeds.sent(np.array(behind).T))
 
     def _learn_sampled(
         self, texts: TextTable, slots: Sequence[int], starts: Sequence[int], last_ids: Sequence[int], sampled_BK: Tensor
     ) -> None:
         """What a call without drafts has sampled, and the token before it, which may not be known."""
-        last_ids_B, slots_B, starts_B = self._sent(np.array([last_ids, slots, starts]))
+        last_ids_B, slots_B, starts_B = self._feeds.sent(np.array([last_ids, slots, starts]))
         ids_BK = torch.cat([last_ids_B[:, None], sampled_BK], dim=1)
         numbers_K = torch.arange(ids_BK.shape[1], dtype=torch.int32, device=self._device)
         texts.learn(ids_BK.ravel(), slots_B.repeat_interleave(len(numbers_K)), (starts_B[:, None] + numbers_K).ravel())
@@ -422,28 +429,14 @@ def _num_fed(num_rows: int, most_each: int) -> int:
     return min(num_rows * most_each, max(DRAFTED_TOKENS, num_rows))
 
 
-def _new_tokens(state: DraftState) -> NewTokens:
-    return NewTokens(state.fed_S, state.tables_BX, state.filled_B, (state.fed_starts_B, state.fed_counts_B, state.most_each))
-
-
 def _shape(sampling: Sampling) -> Sampling:
     """What is recorded for a sampling: its temperature is read from the state where nothing else shapes the distribution."""
     return replace(sampling, max_tokens=0, stop_ids=()) if sampling.truncates or sampling.temperature == 0 else Sampling(max_tokens=0)
 
 
-def _sample(logits_BV: Tensor, state: DecodeState, sampling: Sampling) -> None:
-    """Sample a token for each row, record it, and move the rows on; by torch where tokens are excluded, since the kernel looks for no thresholds."""
-    if not sampling.truncates or sampling.temperature == 0:
-        sample_step(logits_BV, state, greedy=sampling.temperature == 0)
-        return
-    size = len(logits_BV)
-    step_B1 = state.step_1.long().expand(size)[:, None]
-    ids_B, logprobs_B = sample(logits_BV, sampling, state.uniforms_BK[:size].gather(1, step_B1)[:, 0])
-    state.ids_B[:size] = ids_B
-    state.sampled_BK[:size].scatter_(1, step_B1, ids_B[:, None])
-    state.logprobs_BK[:size].scatter_(1, step_B1, logprobs_B[:, None])
-    for counter in (state.positions_B[:size], state.lengths_B[:size], state.step_1):
-        counter.add_(1)
+def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
 
 
 def _parts(requests: Sequence[PrefillRequest]) -> list[list[PrefillRequest]]:

@@ -4,7 +4,7 @@ Texts are fed flat, one behind the other, each with any number of new tokens. A 
 positions, places in the cache and attention are one kernel. Both at once cost little more than the larger of the two: the weights are read
 once, the products are one, and the two kinds of attention, neither of which fills the device, run at the same time on two streams.
 
-Shape legend: B texts or rows, S tokens of all of them, N blocks of them, X pages of a slot, D width of the model, V vocabulary.
+Shape legend: B texts or rows, S tokens of all of them, X pages of a slot, D width of the model, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,40 +14,17 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tether.models.fast.backbone import LlamaBackbone
-from tether.models.fast.kernels.attention import ALIGNED, attend_new_tokens, block_tokens, num_blocks, paged_attention
+from tether.models.fast.backbone import Attend, LlamaBackbone
+from tether.models.fast.decoding.feeds import Feed
+from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
 from tether.models.fast.kernels.pointwise import rotate_and_store
 from tether.models.fast.linear_logprobs import float32_product
+from tether.models.vision import Embedded
 
 T = TypeVar("T")
 
 LITTLE_MEMORY = 4 << 30
 """Bytes: with less left, memory that torch keeps is given back before a graph is recorded, which has memory of its own."""
-
-
-class Feed(NamedTuple):
-    """The tokens of some texts, one text after another, and where their keys and values go. All int32, on the device."""
-
-    ids_S: Tensor
-    rows_S: Tensor
-    """Of which text a token is; tokens that fill up the feed belong to the row behind the last text, whose table is page 0."""
-    positions_S: Tensor
-    last_B: Tensor
-    """Where the last token of each text stands."""
-    lengths_B: Tensor
-    starts_B1: Tensor
-    blocks_N2: Tensor
-    """Which tokens each program of attention takes (kernels/attention.py)."""
-    tables_BX: Tensor
-
-    @classmethod
-    def of(cls, flat: Tensor, num_tokens: int, num_texts: int, block: int) -> "Feed":
-        """The parts of a feed, which lie one behind the other, each from a multiple of ALIGNED on; `block`: the tokens of one."""
-        sizes = (num_tokens, num_tokens, num_tokens, num_texts, num_texts, num_texts + 1, 2 * num_blocks(num_tokens, num_texts, block))
-        places = [-(-size // ALIGNED) * ALIGNED for size in sizes]
-        *parts, tables = flat.split([*places, flat.numel() - sum(places)])
-        ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1, blocks = (part[:size] for part, size in zip(parts, sizes, strict=True))
-        return cls(ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1, blocks.view(-1, 2), tables.view(num_texts + 1, -1))
 
 
 class NewTokens(NamedTuple):
@@ -59,6 +36,8 @@ class NewTokens(NamedTuple):
     """Positions filled once they are fed."""
     ragged: tuple[Tensor, Tensor, int] | None = None
     """Where each row's begin, how many they are, and how many at most; None: one each. Tokens of no row may stand behind the last."""
+    shifts_B: Tensor | None = None
+    """How far their rotary places lie from their positions, behind images; None: nowhere."""
 
 
 class PagedPass:
@@ -69,8 +48,6 @@ class PagedPass:
         self._backbone, self._head, self._device = backbone, head, cache.device
         self._layers = [(layer[0], layer[1]) for layer in cache]
         self._arrived = torch.zeros(num_rows * backbone.num_kv_heads, dtype=torch.int32, device=cache.device)
-        self.block_tokens = block_tokens(backbone.num_heads, backbone.num_kv_heads)
-        """Of a text that is fed, in one program of attention."""
         self._pool: Any = None
         self._recording, self._second = (torch.cuda.Stream(cache.device) if cache.is_cuda else None for _ in range(2))
 
@@ -82,7 +59,7 @@ class PagedPass:
             self._store_feed(layer, (query, key, value), feed)
             return self._attend_feed(layer, query, feed, out)
 
-        features_SD = self._backbone.features(feed.ids_S, feed.positions_S, attend, apply_positions=_leave_positions)
+        features_SD = self._features(feed.embedded or Embedded(self._backbone.words(feed.ids_S)), attend)
         return float32_product(self._head, features_SD[feed.last_B])
 
     def logits_of_new(self, new: NewTokens) -> Tensor:
@@ -92,13 +69,12 @@ class PagedPass:
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return self._attend_new(layer, (query, key, value), new, out)
 
-        return float32_product(self._head, self._backbone.features(new.ids_S, new.ids_S, attend, apply_positions=_leave_positions))
+        return float32_product(self._head, self._features(Embedded(self._backbone.words(new.ids_S)), attend))
 
     def logits_of_both(self, new: NewTokens, feed: Feed) -> tuple[Tensor, Tensor]:
         """What the other two give, by one pass."""
         num_new = len(new.ids_S)
-        ids_S = torch.cat([new.ids_S, feed.ids_S])
-        out = self._zeros_for(len(ids_S))
+        out = self._zeros_for(num_new + len(feed.ids_S))
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             self._store_feed(layer, (query[num_new:], key[num_new:], value[num_new:]), feed)
@@ -110,10 +86,22 @@ class PagedPass:
                 torch.cuda.current_stream(self._device).wait_stream(self._second)
             return out
 
-        features_SD = self._backbone.features(ids_S, ids_S, attend, apply_positions=_leave_positions)
+        features_SD = self._features(self._embedded_both(new.ids_S, feed), attend)
         wanted_SD = torch.cat([features_SD[:num_new], features_SD[num_new:][feed.last_B]])
         logits = float32_product(self._head, wanted_SD)
         return logits[:num_new], logits[num_new:]
+
+    def _embedded_both(self, ids_S: Tensor, feed: Feed) -> Embedded:
+        """New tokens, then a feed."""
+        words = self._backbone.words
+        if feed.embedded is None:
+            return Embedded(words(torch.cat([ids_S, feed.ids_S])))
+        states_SD, deep = words(ids_S), feed.embedded.deep
+        nothing_SD = torch.zeros_like(states_SD) if deep else states_SD
+        return Embedded(torch.cat([states_SD, feed.embedded.states_SD]), tuple(torch.cat([nothing_SD, part]) for part in deep))
+
+    def _features(self, embedded: Embedded, attend: Attend) -> Tensor:
+        return self._backbone.features(embedded, None, attend, apply_positions=_leave_positions)
 
     def _zeros_for(self, num_tokens: int) -> Tensor:
         """Where attention of all layers goes, one after the other; of tokens that only fill up a step nothing is ever written."""
@@ -121,7 +109,9 @@ class PagedPass:
         return torch.zeros(num_tokens, backbone.num_heads, backbone.head_dim, dtype=cache.dtype, device=self._device)
 
     def _store_feed(self, layer: int, states: tuple[Tensor, Tensor, Tensor], feed: Feed) -> None:
-        rotate_and_store(states, self._layers[layer], feed.positions_S, feed.rows_S, feed.tables_BX, self._backbone.angles)
+        axes_R = self._backbone.axes
+        placed = None if axes_R is None else (feed.places_3S, axes_R)
+        rotate_and_store(states, self._layers[layer], feed.positions_S, feed.rows_S, feed.tables_BX, self._backbone.angles, placed)
 
     def _attend_feed(self, layer: int, query: Tensor, feed: Feed, out: Tensor) -> Tensor:
         texts = feed.tables_BX, feed.starts_B1, feed.lengths_B, feed.blocks_N2
@@ -132,7 +122,7 @@ class PagedPass:
     ) -> Tensor:
         backbone = self._backbone
         inputs = states, self._layers[layer], new.tables_BX, new.lengths_B, backbone.angles, backbone.scale, self._arrived
-        return attend_new_tokens(*inputs, out, ragged=new.ragged, chained=chained)
+        return attend_new_tokens(*inputs, out, ragged=new.ragged, shifts_B=new.shifts_B, chained=chained)
 
     @contextmanager
     def _on_second_stream(self) -> Iterator[None]:

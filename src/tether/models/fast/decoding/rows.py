@@ -17,17 +17,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tether.core.errors import BadInput
 from tether.models.fast.backbone import Attend, LlamaBackbone
+from tether.models.fast.decoding.places import Places
 from tether.models.policy import Policy
 from tether.models.probing import disagreement_with, probe_ids, reason_against
-from tether.models.vision import Vision
+from tether.models.vision import PlacesOf
 
 INITIAL_POSITIONS = 256
 PROBE_TOKENS = 6
@@ -47,8 +46,7 @@ class RowCache:
         self._targets = torch.empty(0), torch.empty(0)
         self._inside_BT: Tensor | None = None
         self._visible = 0
-        self._next_place: npt.NDArray[np.int64] = np.zeros((num_rows, 0), dtype=np.int64)
-        """[rows, positions]: the rotary position of what follows each token, where a model has fewer of these than tokens; see Vision.places."""
+        self.places = Places(num_rows)
 
     def place(self, rows: slice | Tensor, positions_BT: Tensor, visible: int, inside_BT: Tensor | None = None) -> None:
         """Say where the next forward pass writes, and how far it sees; tokens that are not `inside` are padding and not written."""
@@ -67,8 +65,7 @@ class RowCache:
                 rows, filled = min(num_rows, len(buffer)), min(capacity, buffer.shape[2])
                 resized[:rows, :, :filled] = buffer[:rows, :, :filled]
                 buffers[layer] = resized
-        kept = self._next_place[:num_rows, :capacity]
-        self._next_place = np.pad(kept, ((0, num_rows - len(kept)), (0, capacity - kept.shape[1])))
+        self.places.resize(num_rows, capacity)
         self.num_rows, self.capacity = num_rows, capacity
 
     def layer(self, index: int, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,27 +91,7 @@ class RowCache:
         """Overwrite rows with the first positions of another one."""
         for buffer in (*self.keys, *self.values):
             buffer[target, :, :length] = buffer[source, :, :length]
-        self._next_place[target, :length] = self._next_place[source, :length]
-
-    def rotary_places(
-        self, vision: Vision, rows: Sequence[int], starts: Sequence[int], texts: Sequence[Sequence[int]]
-    ) -> npt.NDArray[np.int64]:
-        """[3, S]: the rotary positions of texts that are fed to rows, one behind the other; remembered for what follows them."""
-        found = []
-        for row, start, text in zip(rows, starts, texts, strict=True):
-            if start + len(text) > self.capacity:
-                self.resize(self.num_rows, max(start + len(text), 2 * self.capacity, INITIAL_POSITIONS))
-            places_3T, after_T = vision.places(text, int(self._next_place[row, start - 1]) if start else 0)
-            self._next_place[row, start : start + len(text)] = after_T
-            found.append(places_3T)
-        return np.concatenate(found, axis=1)
-
-    def next_places(self, starts: Sequence[int]) -> npt.NDArray[np.int64]:
-        """[B]: those of one word for each of the first rows."""
-        rows, at = np.arange(len(starts)), np.asarray(starts)
-        places = np.where(at > 0, self._next_place[rows, np.maximum(at - 1, 0)], 0)
-        self._next_place[rows, at] = places + 1
-        return places
+        self.places.copy(source, target, length)
 
     def swap_rows(self, first: int, second: int, length: int) -> None:
         """Exchange the first positions of two rows."""
@@ -122,7 +99,7 @@ class RowCache:
             kept = buffer[first, :, :length].clone()
             buffer[first, :, :length] = buffer[second, :, :length]
             buffer[second, :, :length] = kept
-        self._next_place[[first, second], :length] = self._next_place[[second, first], :length]
+        self.places.swap(first, second, length)
 
     @property
     def position_bytes(self) -> int:
@@ -231,7 +208,7 @@ class PaddedPass:
     def __init__(self, policy: Policy) -> None:
         self._decoder = CachedDecoder(policy, 0)
         self._device = policy.device
-        self._vision = policy.vision
+        self._places = policy.places
         self.cache = self._decoder.cache
 
     def feed(self, rows: Sequence[int], starts: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
@@ -240,8 +217,8 @@ class PaddedPass:
             ids_NT[n, : len(text)] = torch.tensor(text)
         rows_N, starts_N, lengths_N = (torch.tensor(x, device=self._device) for x in (rows, starts, [len(text) for text in texts]))
         places: Tensor | None = None
-        if self._vision is not None and self._vision.sections:
-            flat_3S = torch.from_numpy(self.cache.rotary_places(self._vision, rows, starts, texts))
+        if self._places is not None:
+            flat_3S = torch.from_numpy(self.cache.places.of_texts(self._places, rows, starts, texts))
             parts = flat_3S.split([len(text) for text in texts], dim=1)
             places = torch.nn.utils.rnn.pad_sequence([part.T for part in parts], batch_first=True).permute(2, 0, 1).to(self._device)
         features_NTD = self._decoder.extend(rows_N, ids_NT.to(self._device), starts_N, lengths_N, places)
@@ -249,8 +226,8 @@ class PaddedPass:
 
     def step(self, ids_B: Tensor, starts: Sequence[int]) -> Tensor:
         places: Tensor | None = None
-        if self._vision is not None and self._vision.sections:
-            places = torch.from_numpy(self.cache.next_places(starts)).to(self._device)[:, None]
+        if self._places is not None:
+            places = torch.from_numpy(self.cache.places.of_words(range(len(starts)), starts)).to(self._device)[:, None]
         starts_B = torch.tensor(starts, device=self._device)
         return self._decoder.extend(slice(0, len(ids_B)), ids_B[:, None], starts_B, places=places)[:, 0]
 
@@ -260,9 +237,10 @@ class GroupedPass:
 
     pads = False
 
-    def __init__(self, backbone: LlamaBackbone) -> None:
+    def __init__(self, backbone: LlamaBackbone, places: PlacesOf | None = None) -> None:
         self._backbone = backbone
         self._device = backbone.model.device
+        self._places = places
         self.cache = RowCache(0)
 
     def feed(self, rows: Sequence[int], starts: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
@@ -271,16 +249,15 @@ class GroupedPass:
             for parts in (texts, [range(start, start + len(text)) for start, text in zip(starts, texts, strict=True)])
         )
         ends = list(accumulate(len(text) for text in texts))
-        vision = self._backbone.vision
-        if vision is not None and vision.sections:
-            positions_S = torch.from_numpy(self.cache.rotary_places(vision, rows, starts, texts)).to(self._device)
+        if self._places is not None:
+            positions_S = torch.from_numpy(self.cache.places.of_texts(self._places, rows, starts, texts)).to(self._device)
         return self._backbone.features(ids_S, positions_S, self._to_texts(rows, starts, ends))
 
     def step(self, ids_B: Tensor, starts: Sequence[int]) -> Tensor:
         starts_B = torch.tensor(starts, device=self._device)
-        vision, places_B = self._backbone.vision, starts_B
-        if vision is not None and vision.sections:
-            places_B = torch.from_numpy(self.cache.next_places(starts)).to(self._device)
+        places_B = starts_B
+        if self._places is not None:
+            places_B = torch.from_numpy(self.cache.places.of_words(range(len(starts)), starts)).to(self._device)
         return self._backbone.features(ids_B, places_B, self._to_rows(starts_B, max(starts) + 1, min(starts) == max(starts)))
 
     def _to_texts(self, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Attend:

@@ -36,11 +36,14 @@ def sample(logits_BV: Tensor, sampling: Sampling, uniforms_B: Tensor, never: Seq
     scaled_BV = logits_BV.float() if sampling.temperature in (0, 1) else logits_BV.float() / sampling.temperature
     logprobs_BV = torch.log_softmax(scaled_BV, dim=-1)
     if sampling.temperature == 0:
-        ids_B = (logits_BV.index_fill(1, torch.tensor(never, device=logits_BV.device), -torch.inf) if never else logits_BV).argmax(dim=-1)
+        allowed_BV = logits_BV.clone() if never else logits_BV
+        for token in never:  # one at a time: a list of them would have to be sent to the device
+            allowed_BV[:, token] = -torch.inf
+        ids_B = allowed_BV.argmax(dim=-1)
     else:
         probs_BV = logprobs_BV.exp()
-        if never:
-            probs_BV[:, list(never)] = 0.0
+        for token in never:
+            probs_BV[:, token] = 0.0
         if sampling.truncates:
             probs_BV = torch.where(probs_BV >= least_probability(probs_BV, sampling)[:, None], probs_BV, 0.0)
         cumulative_BV = probs_BV.cumsum(dim=-1)

@@ -149,11 +149,11 @@ def _rotated(first, second, cos, sin, dtype: tl.constexpr):
 
 @triton.jit(do_not_specialize=["table_stride", "num_tokens"])
 def _attend_new_tokens(
-    query_ptr, key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, tables_ptr, lengths_ptr, firsts_ptr, counts_ptr, cos_ptr, sin_ptr,
+    query_ptr, key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, tables_ptr, lengths_ptr, firsts_ptr, counts_ptr, shifts_ptr, cos_ptr, sin_ptr,
     out_ptr, part_ptr, sums_ptr, arrived_ptr,
     query_stride, key_stride, value_stride, table_stride, num_heads, num_kv_heads, half, scale_log2, num_tokens,
-    RAGGED: tl.constexpr, NEW_ROWS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
-    PAGE: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
+    RAGGED: tl.constexpr, SHIFTED: tl.constexpr, NEW_ROWS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr,
+    HALF: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     text, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     dtype: tl.constexpr = query_ptr.dtype.element_ty
@@ -168,7 +168,11 @@ def _attend_new_tokens(
     turn, column = tl.arange(0, HALF), tl.arange(0, WIDTH)
     in_half, in_width, is_query = turn < half, column < width, (token < num_new) & (head < GROUP)
     position = length - num_new + tl.minimum(token, num_new - 1)
-    angle = position.to(tl.int64)[:, None] * half + turn[None, :]
+    if SHIFTED:  # rows that fill up a batch have places, too
+        shift = tl.load(shifts_ptr + text)
+        angle = tl.maximum(position + shift, 0).to(tl.int64)[:, None] * half + turn[None, :]
+    else:
+        angle = position.to(tl.int64)[:, None] * half + turn[None, :]
     cos = tl.load(cos_ptr + angle, mask=in_half[None, :], other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=in_half[None, :], other=0.0).to(tl.float32)
     num_pages = tl.cdiv(length, PAGE)
@@ -181,7 +185,10 @@ def _attend_new_tokens(
     new_page = tl.load(tables_ptr + text * table_stride + at // PAGE, mask=is_mine, other=0).to(tl.int64)
     target = ((new_page * num_kv_heads + kv_head) * PAGE + at % PAGE)[:, None] * width
     half_mine, all_mine = is_mine[:, None] & in_half[None, :], is_mine[:, None] & in_width[None, :]
-    new_angle = at.to(tl.int64)[:, None] * half + turn[None, :]
+    if SHIFTED:
+        new_angle = tl.maximum(at + shift, 0).to(tl.int64)[:, None] * half + turn[None, :]
+    else:
+        new_angle = at.to(tl.int64)[:, None] * half + turn[None, :]
     new_cos = tl.load(cos_ptr + new_angle, mask=half_mine, other=0.0).to(tl.float32)
     new_sin = tl.load(sin_ptr + new_angle, mask=half_mine, other=0.0).to(tl.float32)
     wait_for_inputs(CHAINED)
@@ -262,6 +269,7 @@ def attend_new_tokens(
     out_SHD: Tensor | None = None,
     *,
     ragged: tuple[Tensor, Tensor, int] | None = None,
+    shifts_B: Tensor | None = None,
     chained: bool = True,
 ) -> Tensor:
     """[S, H, D] contiguous: new tokens, one or a few for each text, in one kernel: positions, cache, attention, sum of the splits.
@@ -277,6 +285,7 @@ def attend_new_tokens(
         out_SHD: where the result goes; a new tensor if not given.
         ragged: where each text's new tokens begin among all, how many they are (int32, at least one), and how many one has at most. None:
             every text has one. Of tokens that belong to no text nothing is written.
+        shifts_B: how far the places of each text's new tokens lie from their positions (int32); None: nowhere.
         chained: whether it may start before the kernel before it has ended, if tokens are few.
     """
     query_SHD, key_SKD, value_SKD = states
@@ -298,10 +307,10 @@ def attend_new_tokens(
     sums = torch.empty(size, 2, dtype=torch.float32, device=query_SHD.device)
     full = query_SHD.dtype == torch.float32
     _attend_new_tokens[(num_texts, num_kv_heads, splits)](
-        query_SHD, key_SKD, value_SKD, *caches, tables_BX, lengths_B, firsts_B, counts_B, *angles, out_SHD, parts, sums, arrived,
+        query_SHD, key_SKD, value_SKD, *caches, tables_BX, lengths_B, firsts_B, counts_B, lengths_B if shifts_B is None else shifts_B, *angles, out_SHD, parts, sums, arrived,
         query_SHD.stride(0), key_SKD.stride(0), value_SKD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, width // 2,
         scale * 1.4426950408889634, num_tokens,
-        RAGGED=ragged is not None, NEW_ROWS=new_rows, GROUP=group, GROUP_ROWS=group_rows, ROWS=rows,
+        RAGGED=ragged is not None, SHIFTED=shifts_B is not None, NEW_ROWS=new_rows, GROUP=group, GROUP_ROWS=group_rows, ROWS=rows,
         HALF=max(16, triton.next_power_of_2(width // 2)), WIDTH=wide, PAGE=page,
         SPLITS=splits, PRECISION="ieee" if full else "tf32", num_warps=4, num_stages=2 if full else 3,
         # behind the library's products, an early start costs a little

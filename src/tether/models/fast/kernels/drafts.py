@@ -92,7 +92,9 @@ def _guess(
     by_4 = _look_up(texts_ptr, table_ptr, end, length, by_8, 4, NUM_PLACES)
     source = _look_up(texts_ptr, table_ptr, end, length, by_4, 2, NUM_PLACES)
     token = tl.arange(0, WIDTH)
-    draft = tl.load(texts_ptr + source - 1 + token, mask=(token > 0) & (source > 0), other=0)
+    draft = tl.maximum(
+        tl.load(texts_ptr + source - 1 + token, mask=(token > 0) & (source > 0), other=0), 0
+    )  # no patches, which are negative
     tl.store(drafts_ptr + row * WIDTH + token, tl.where(token == 0, tl.load(texts_ptr + end - 1), draft))
     tl.store(matches_ptr + row, (source > 0).to(tl.int32) + (by_4 > 0).to(tl.int32))
 

@@ -121,12 +121,23 @@ def _differentiate_rows(
 
 
 @triton.jit
-def _sum_blocks(logits_ptr, best_ptr, total_ptr, where_ptr, rate_ptr, vocabulary, num_blocks, BLOCK: tl.constexpr):
+def _allowed(logits, column, never_ptr, NUM_NEVER: tl.constexpr):
+    """Logits without those of tokens that are never sampled."""
+    for number in tl.static_range(NUM_NEVER):
+        logits = tl.where(column == tl.load(never_ptr + number), float("-inf"), logits)
+    return logits
+
+
+@triton.jit
+def _sum_blocks(
+    logits_ptr, never_ptr, best_ptr, total_ptr, where_ptr, rate_ptr, vocabulary, num_blocks, NUM_NEVER: tl.constexpr, BLOCK: tl.constexpr
+):
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * vocabulary + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32) * tl.load(
         rate_ptr
     )
+    logits = _allowed(logits, column, never_ptr, NUM_NEVER)
     best = tl.max(logits, axis=0)
     safe = tl.where(best == float("-inf"), 0.0, best)
     tl.store(best_ptr + row * num_blocks + block, best)
@@ -136,8 +147,8 @@ def _sum_blocks(logits_ptr, best_ptr, total_ptr, where_ptr, rate_ptr, vocabulary
 
 @triton.jit(do_not_specialize=["most_steps"])
 def _pick(
-    logits_ptr, best_ptr, total_ptr, where_ptr, rate_ptr, uniforms_ptr, step_ptr, ids_ptr, positions_ptr, lengths_ptr, sampled_ptr, logprobs_ptr,
-    vocabulary, num_blocks, most_steps, GREEDY: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, never_ptr, best_ptr, total_ptr, where_ptr, rate_ptr, uniforms_ptr, step_ptr, ids_ptr, positions_ptr, lengths_ptr, sampled_ptr, logprobs_ptr,
+    vocabulary, num_blocks, most_steps, NUM_NEVER: tl.constexpr, GREEDY: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     step = tl.load(step_ptr)
@@ -160,7 +171,7 @@ def _pick(
         column = tl.arange(0, BLOCK)
         at = chosen * BLOCK + column
         logits = tl.load(logits_ptr + row * vocabulary + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32) * rate
-        shares = tl.exp(logits - highest)
+        shares = tl.exp(_allowed(logits, at, never_ptr, NUM_NEVER) - highest)
         within = tl.sum((tl.cumsum(shares, axis=0) <= rest).to(tl.int32), axis=0)
         token = (chosen * BLOCK + tl.minimum(within, tl.max(tl.where(shares > 0, column, 0), axis=0))).to(tl.int64)
     logit = tl.load(logits_ptr + row * vocabulary + token).to(tl.float32) * rate
@@ -168,7 +179,12 @@ def _pick(
     tl.store(positions_ptr + row, tl.load(positions_ptr + row) + 1)
     tl.store(lengths_ptr + row, tl.load(lengths_ptr + row) + 1)
     tl.store(sampled_ptr + row * most_steps + step, token)
-    tl.store(logprobs_ptr + row * most_steps + step, logit - highest - tl.log(total))
+    logprob = logit - highest - tl.log(total)
+    for number in tl.static_range(NUM_NEVER):  # the log-prob is that among all tokens: -log(1 / p + p' / p) for one more of probability p'
+        gap = tl.load(logits_ptr + row * vocabulary + tl.load(never_ptr + number)).to(tl.float32) * rate - logit
+        higher = tl.maximum(-logprob, gap)
+        logprob = -higher - tl.log(tl.exp(-logprob - higher) + tl.exp(gap - higher))
+    tl.store(logprobs_ptr + row * most_steps + step, logprob)
 
 
 class DecodeState:
@@ -193,18 +209,19 @@ class DecodeState:
         """1 / temperature."""
 
 
-def sample_step(logits_BV: Tensor, state: DecodeState, *, greedy: bool) -> None:
-    """Sample a token for each row of contiguous logits, record it, and move the rows on."""
+def sample_step(logits_BV: Tensor, state: DecodeState, *, greedy: bool, never_N: Tensor | None = None) -> None:
+    """Sample a token for each row of contiguous logits, record it, and move the rows on; `never_N`: tokens that are not sampled (int32)."""
     num_rows, vocabulary = logits_BV.shape
     num_blocks = triton.cdiv(vocabulary, BLOCK)
     best_BN, total_BN = (torch.empty(num_rows, num_blocks, dtype=torch.float32, device=logits_BV.device) for _ in range(2))
     where_BN = torch.empty(num_rows, num_blocks, dtype=torch.int32, device=logits_BV.device)
+    never, num_never = (where_BN, 0) if never_N is None else (never_N, len(never_N))
     _sum_blocks[(num_rows, num_blocks)](
-        logits_BV, best_BN, total_BN, where_BN, state.rate_1, vocabulary, num_blocks, BLOCK=BLOCK, num_warps=8
+        logits_BV, never, best_BN, total_BN, where_BN, state.rate_1, vocabulary, num_blocks, NUM_NEVER=num_never, BLOCK=BLOCK, num_warps=8
     )
     _pick[(num_rows,)](
-        logits_BV, best_BN, total_BN, where_BN, state.rate_1, state.uniforms_BK, state.step_1, state.ids_B, state.positions_B,
+        logits_BV, never, best_BN, total_BN, where_BN, state.rate_1, state.uniforms_BK, state.step_1, state.ids_B, state.positions_B,
         state.lengths_B, state.sampled_BK, state.logprobs_BK, vocabulary, num_blocks, state.most_steps,
-        GREEDY=greedy, BLOCKS=triton.next_power_of_2(num_blocks), BLOCK=BLOCK, num_warps=8,
+        NUM_NEVER=num_never, GREEDY=greedy, BLOCKS=triton.next_power_of_2(num_blocks), BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
     state.step_1.add_(1)

@@ -204,19 +204,24 @@ def _rotate(
     _rotate_head(key_ptr + token * key_stride + offset, out_key_ptr + token * out_key_stride + offset, cos, sin, half, inside, BACK)
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride", "num_tokens"])
 def _rotate_and_store(
-    query_ptr, key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, positions_ptr, rows_ptr, tables_ptr, cos_ptr, sin_ptr,
-    query_stride, key_stride, value_stride, table_stride, num_heads, num_kv_heads, half,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
+    query_ptr, key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, positions_ptr, rows_ptr, tables_ptr, cos_ptr, sin_ptr, places_ptr, axes_ptr,
+    query_stride, key_stride, value_stride, table_stride, num_heads, num_kv_heads, half, num_tokens,
+    PLACED: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     row = tl.load(rows_ptr + token).to(tl.int64)
     page = tl.load(tables_ptr + row * table_stride + position // PAGE).to(tl.int64)
     column = tl.arange(0, HALF)
-    cos = tl.load(cos_ptr + position * half + column, mask=column < half, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(sin_ptr + position * half + column, mask=column < half, other=0.0).to(tl.float32)[None, :]
+    if PLACED:  # every rotation goes by the token's place in time, height or width
+        axis = tl.load(axes_ptr + column, mask=column < half, other=0)
+        angle = tl.load(places_ptr + axis * num_tokens + token).to(tl.int64) * half + column
+    else:
+        angle = position * half + column
+    cos = tl.load(cos_ptr + angle, mask=column < half, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(sin_ptr + angle, mask=column < half, other=0.0).to(tl.float32)[None, :]
     head = tl.arange(0, HEADS)[:, None]
     offset = head * 2 * half + column[None, :]
     inside = (head < num_heads) & (column[None, :] < half)
@@ -259,15 +264,17 @@ def rotate_and_store(
     rows_S: Tensor,
     tables_BX: Tensor,
     angles: tuple[Tensor, Tensor],
+    placed: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Turn queries in place; turn keys into their cache and copy values into theirs. `rows_S` is each token's row of the page tables.
 
-    Caches are [pages, K, page, D]; the heads of a token stand beside each other in `states` (queries, keys, values).
+    Caches are [pages, K, page, D]; the heads of a token stand beside each other in `states` (queries, keys, values). `placed`: the places [3, S] of
+    tokens in time, height and width, and by which of them each rotation goes [R] (int32); None: all go by the position.
     """
     query_SHD, key_SKD, value_SKD = states
     num_heads, num_kv_heads, half = query_SHD.shape[1], key_SKD.shape[1], query_SHD.shape[2] // 2
     _rotate_and_store[(len(query_SHD),)](
-        query_SHD, key_SKD, value_SKD, *caches, positions_S, rows_S, tables_BX, *angles,
-        query_SHD.stride(0), key_SKD.stride(0), value_SKD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, half,
-        **_blocks(num_heads, num_kv_heads, half), PAGE=caches[0].shape[2], num_warps=4,
+        query_SHD, key_SKD, value_SKD, *caches, positions_S, rows_S, tables_BX, *angles, *(placed or (positions_S, rows_S)),
+        query_SHD.stride(0), key_SKD.stride(0), value_SKD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, half, len(query_SHD),
+        PLACED=placed is not None, **_blocks(num_heads, num_kv_heads, half), PAGE=caches[0].shape[2], num_warps=4,
     )  # fmt: skip

@@ -75,17 +75,20 @@ def _jobs(backbone: LlamaBackbone) -> list[Callable[[], Any]]:
     caches = _caches(backbone)
     few = (TOKENS, MOST_ROWS) if backbone.few_by_kernels and dtype in HALF_TYPES else ()
     positions = torch.arange(TOKENS, dtype=torch.int32, device=device)
+    placed = None if backbone.axes is None else (zeros(3, TOKENS, dtype=torch.int32), backbone.axes)
+    logits = zeros(TOKENS, head.weight.shape[0], dtype=torch.float32)
+    never_N = None if backbone.vision is None else zeros(len(backbone.vision.never_sampled), dtype=torch.int32)
     x_SD, gate_up = zeros(TOKENS, len(norm)), zeros(TOKENS, 2 * backbone.mlp_width)
     return [
         lambda: norm_forward(x_SD, None, norm, 1e-6, save=False),
         lambda: norm_forward(x_SD, x_SD, norm, 1e-6, save=False),
         lambda: swiglu_forward(*gate_up.chunk(2, dim=1)),
         lambda: rotate(*states(TOKENS)[:2], positions, *backbone.angles, back=False),
-        lambda: rotate_and_store(states(TOKENS), caches, positions, positions * 0, zeros(1, 2, dtype=torch.int32), backbone.angles),
+        lambda: rotate_and_store(states(TOKENS), caches, positions, positions * 0, zeros(1, 2, dtype=torch.int32), backbone.angles, placed),
         *(partial(_attend_new, backbone, num_texts, num_texts, 1) for num_texts in BATCH_SIZES),
         *(job for num_tokens in few for job in multiply(num_tokens)),
         lambda: attend(1, TOKENS),
-        lambda: sample_step(zeros(TOKENS, head.weight.shape[0], dtype=torch.float32), DecodeState(TOKENS, 1, device), greedy=False),
+        lambda: sample_step(logits, DecodeState(TOKENS, 1, device), greedy=False, never_N=never_N),
     ]
 
 
@@ -103,7 +106,7 @@ def _attend_new(backbone: LlamaBackbone, num_texts: int, num_tokens: int, most_n
     tables, lengths, arrived = zeros(num_texts, 2), zeros(num_texts) + 1, zeros(num_texts * backbone.num_kv_heads)
     ragged = None if most_new == 1 else (lengths - 1, lengths, most_new)
     inputs = _caches(backbone), tables, lengths, backbone.angles, backbone.scale, arrived
-    attend_new_tokens(_states(backbone, num_tokens), *inputs, ragged=ragged)
+    attend_new_tokens(_states(backbone, num_tokens), *inputs, ragged=ragged, shifts_B=zeros(num_texts) if backbone.sections else None)
 
 
 def _zeros(backbone: LlamaBackbone, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:

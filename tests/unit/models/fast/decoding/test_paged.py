@@ -129,7 +129,7 @@ def test_a_feed_that_is_filled_up(model: hf.PreTrainedModel) -> None:
     decoder = decoder_for(model)
     assert decoder.reserve({0: 3, 1: 18})
     requests = [PrefillRequest((1,), 15, [7, 8, 9]), PrefillRequest((0,), 0, [5, 6])]
-    feed = decoder._feed_of(torch.from_numpy(decoder._layout(requests, 8, 3)), (8, 3))
+    feed = decoder._feeds.read(decoder._feeds.inputs(requests, (8, 3)), (8, 3))
     assert feed.ids_S.tolist() == [7, 8, 9, 5, 6, 0, 0, 0]
     assert feed.rows_S.tolist() == [0, 0, 0, 1, 1, 3, 3, 3]
     assert feed.positions_S.tolist() == [15, 16, 17, 0, 1, 0, 0, 0]
@@ -260,8 +260,8 @@ def test_a_call_with_drafts_takes_in_what_is_prefilled(
     call = decoder.speculate([0, 1], [5, 14], first[:2], DraftPlan(2, 1), sampling, uniforms[:2, 1:5])
     fed = decoder.prefill(requests(first), sampling, uniforms[2:, 1].copy())
     # On a GPU every size is recorded at the first call, used or not: one that was used holds what was fed.
-    empty = {size: torch.from_numpy(decoder._layout([], size, size // paged.TOKENS_PER_TEXT)) for size in mixed_sizes}
-    used = [size for (_, _, size, _), (inputs, _, _) in decoder._mixed.items() if not torch.equal(inputs.cpu(), empty[size])]
+    empty = {size: decoder._feeds.inputs([], (size, size // paged.TOKENS_PER_TEXT))[0] for size in mixed_sizes}
+    used = [size for (_, _, size, _), ((flat,), _, _) in decoder._mixed.items() if not torch.equal(flat, empty[size])]
     assert used == ([32] if mixed_sizes == (32,) else [])
     found = call()
     assert found.counts_B is not None

@@ -1,0 +1,57 @@
+"""The paged decoder over models that see, against transformers over pixels: by Triton's interpreter where there is no CUDA device."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.unit.models.sighted import logprobs_by_transformers, play, some_pictures, write_model
+
+from tether.models.load import load_model
+from tether.models.policy import Policy
+
+pytest.importorskip("triton")
+
+from tether.models.fast.decoding import paged
+from tether.models.fast.kernels import attention
+from tether.models.fast_path import DecoderChoice, fast_path_report
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = 2e-5
+SIZES = (3, 3, 7) if DEVICE == "cuda" else (1, 2, 5)
+"""Groups, turns and tokens of a turn."""
+
+
+@pytest.fixture
+def policy(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Policy:
+    monkeypatch.setattr(DecoderChoice, "_paged_head", property(lambda choice: choice._policy.linear_head))
+    for module, name, value in (
+        (paged, "PAGE", 32),
+        (paged, "BATCH_SIZES", (2, 4)),
+        (paged, "FEED_SIZES", ()),
+        (attention, "ENOUGH_PROGRAMS", 4),
+    ):
+        monkeypatch.setattr(module, name, value)
+    return Policy(*load_model(str(write_model(request.param, tmp_path, num_hidden_layers=2, num_key_value_heads=1)), device=DEVICE))
+
+
+@pytest.mark.parametrize(
+    ("policy", "drafted"),
+    [
+        ("qwen2_5_vl", 2),
+        ("qwen3_vl", 0),
+        *(pytest.param(family, drafted, marks=pytest.mark.long) for family in ("qwen2_vl", "idefics3", "smolvlm") for drafted in (0, 2)),
+        pytest.param("qwen2_5_vl", 0, marks=pytest.mark.long),
+        pytest.param("qwen3_vl", 2, marks=pytest.mark.long),
+    ],
+    indirect=["policy"],
+)
+def test_sampled_log_probs_are_those_of_transformers(policy: Policy, drafted: int) -> None:
+    """Conversations that share their first prompt, with a picture a turn: keys of patches by their three places, words behind them by theirs."""
+    talks = play(policy, some_pictures(), sizes=SIZES, speculative_tokens=drafted)
+    assert policy.vision is not None and fast_path_report(policy).decoder == "paged"
+    for talk in talks:
+        places = [place for place, _ in talk.sampled]
+        theirs_TV = logprobs_by_transformers(policy, talk.ids, talk.images, 0.7)
+        theirs = theirs_TV[[place - 1 for place in places], [talk.ids[place] for place in places]]
+        assert torch.allclose(theirs, torch.tensor([value for _, value in talk.sampled]), atol=TOLERANCE)
+        assert not {talk.ids[place] for place in places} & set(policy.vision.never_sampled)
