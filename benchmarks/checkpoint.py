@@ -7,6 +7,7 @@ python benchmarks/checkpoint.py --layers 2 --device cpu --folder /tmp
 import argparse
 import json
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tether.models.hardware import default_device, synchronise
 from tether.models.load import load_model
-from tether.training.checkpoint import save_checkpoint
+from tether.training.checkpoint import save_best, save_checkpoint
 from tether.training.optim import FP32MasterAdamW
-from tether.training.snapshot import HostMemory, storage_bytes
+from tether.training.snapshot import HostMemory, Snapshot, storage_bytes
 
 GB = 1e9
 
@@ -47,12 +48,26 @@ def seconds(work: Any, device: torch.device) -> float:
     return time.perf_counter() - start
 
 
+def launches_a_second(device: torch.device, until: threading.Event, least: float = 0.5) -> float:
+    """Small products that the main thread gets through while others work: what Python's lock leaves of a run that trains on."""
+    factor, count, start = torch.ones(256, 256, device=device), 0, time.perf_counter()
+    while not until.is_set() or time.perf_counter() - start < least:
+        factor = (factor @ factor).clamp_(0, 1)
+        count += 1
+        if count % 100 == 0:
+            synchronise(device)
+    return count / (time.perf_counter() - start)
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def measure(layers: int, vocabulary: int, device: str, folder: Path) -> dict[str, float]:
-    """Seconds and rates of each way to write the same checkpoint."""
+    """Seconds and rates of one checkpoint of each kind; waiting is what training waits for."""
     model, tokenizer = model_of(layers, vocabulary, device), load_model("tiny", device="cpu").tokenizer
     place = model.device
-    dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
-    adam = FP32MasterAdamW(model.parameters(), learning_rate=1e-6, beta1=0.9, beta2=0.999, weight_decay=0.0, compute_dtype=dtype)
+    adam = FP32MasterAdamW(model.parameters(), learning_rate=1e-6, beta1=0.9, beta2=0.999, weight_decay=0.0, compute_dtype=torch.bfloat16)
     for master in adam._masters.values():
         master.grad = torch.full_like(master, 1e-3)
     adam.step()
@@ -62,16 +77,31 @@ def measure(layers: int, vocabulary: int, device: str, folder: Path) -> dict[str
     found: dict[str, float] = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
     if place.type != "cpu":
         found["prepare_s"] = seconds(lambda: memory.prepare(adam.saved_sizes()), place)
-    with adam.full_precision():
-        found["copied_gb"] = storage_bytes(model, state) / GB
-        found["foreground_s"] = seconds(lambda: save_checkpoint(folder, 1, model, tokenizer, state, 1), place)
-        taken = []
-        for number in (1, 2):  # the second uses the memory of the first, on a GPU
-            memory.release()
-            found[f"copy_{number}_s"] = seconds(lambda: taken.append(memory.snapshot(model, state)), place)
-    found["written_s"] = seconds(lambda: save_checkpoint(folder, 2, taken[-1].model, tokenizer, taken[-1].state, 1), place)
-    found["written_gb"] = sum(path.stat().st_size for path in (folder / "step_000002").rglob("*") if path.is_file()) / GB
-    found["written_gb_per_s"] = found["written_gb"] / found["written_s"]
+    ended = threading.Event()
+    ended.set()
+    found["launches_per_s_alone"] = launches_a_second(place, ended)
+    kinds: dict[str, tuple[dict[str, Any], Any]] = {
+        "exact": (state, lambda taken: save_checkpoint(folder, 1, taken.model, tokenizer, taken.state, 1)),
+        "bfloat16_moments": (state, lambda taken: save_checkpoint(folder, 2, taken.model, tokenizer, taken.state, 1, None, "bfloat16")),
+        "best": ({}, lambda taken: save_best(folder, 3, 0.5, taken.model, tokenizer)),
+    }
+    for name, (kept, write) in kinds.items():
+        taken: list[Snapshot] = []
+        found[f"{name}_copied_gb"] = storage_bytes(model, kept) / GB
+        found[f"{name}_waiting_s"] = seconds(lambda kept=kept, taken=taken: taken.append(memory.snapshot(model, kept)), place)
+        behind, ended = [0.0], threading.Event()
+
+        def work(write: Any = write, taken: Any = taken, behind: list[float] = behind, ended: threading.Event = ended) -> None:
+            behind[0] = seconds(lambda: write(taken[0]), torch.device("cpu"))
+            ended.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        found[f"{name}_launches_per_s"] = launches_a_second(place, ended, 0.0)
+        thread.join()
+        memory.release()
+        written = size_of(folder / ("best" if name == "best" else f"step_{1 + (name != 'exact'):06d}"))
+        found |= {f"{name}_behind_s": behind[0], f"{name}_bytes": written, f"{name}_gb_per_s": written / GB / behind[0]}
     return {name: round(value, 3) for name, value in found.items()}
 
 
@@ -83,7 +113,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        print(json.dumps(measure(arguments.layers, arguments.vocabulary, arguments.device, Path(folder))))
+        print(json.dumps(measure(arguments.layers, arguments.vocabulary, arguments.device, Path(folder)), indent=1))
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def _damage(random: np.random.Generator, run: Path) -> list[str]:
         newest = step_folders(run / "checkpoints")[-1]  # --resume and eval read this one
         checkpoint = newest if random.random() < 0.4 else checkpoints[int(random.integers(len(checkpoints)))]
         files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and not path.is_symlink() and path.stat().st_size)
-        large = [path for path in files if path.name in ("model.safetensors", STATE, MANIFEST)]
+        large = [path for path in files if path.name in ("model.safetensors", "state-00001.safetensors", STATE, MANIFEST)]
         files = [path for path in (large if large and random.random() < 0.5 else files) if path.name != BEST_FACTS]
         if files:
             kind = [*DAMAGES][int(random.integers(len(DAMAGES)))]

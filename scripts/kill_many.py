@@ -32,8 +32,9 @@ import tether.training.loop  # noqa: F401 - what a run needs is imported once, b
 from tether.cli.main import main as tether_main
 from tether.core.errors import CheckpointError
 from tether.core.seeding import generator
+from tether.models import tensor_files
 from tether.runs import index, store
-from tether.runs.checkpoints import MANIFEST, MODEL, STATE, check_checkpoint, list_checkpoints
+from tether.runs.checkpoints import BEST, MANIFEST, MODEL, STATE_FILES, check_checkpoint, list_checkpoints
 from tether.runs.index import TRAJECTORIES
 from tether.runs.report import write_report  # noqa: F401 - likewise
 from tether.runs.store import METRICS, RunStore
@@ -56,8 +57,6 @@ SETTINGS = {
     "steps": 3,
 }
 KILLED = -signal.SIGKILL
-APART = (STATE, MANIFEST)
-"""Files of a checkpoint that are not compared byte by byte: states are compared by what they hold, and a manifest has the sums of the bytes."""
 
 
 def die() -> None:
@@ -91,7 +90,9 @@ def half_written(name: str, nth: int = 1) -> Callable[[], None]:
     return _replacing(store, "append_whole", lambda path, content, **options: path.name == name, nth, act)
 
 
-def half_saved(owner: Any, name: str, path_of: Callable[..., Path], nth: int = 1) -> Callable[[], None]:
+def half_saved(
+    owner: Any, name: str, path_of: Callable[..., Path], when: Callable[..., bool] = lambda *args, **kwargs: True
+) -> Callable[[], None]:
     """Die when half of a checkpoint's file is on the disk."""
 
     def act(real: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -99,10 +100,10 @@ def half_saved(owner: Any, name: str, path_of: Callable[..., Path], nth: int = 1
         os.truncate(path_of(*args), path_of(*args).stat().st_size // 2)
         die()
 
-    return _replacing(owner, name, lambda *args, **kwargs: True, nth, act)
+    return _replacing(owner, name, when, 1, act)
 
 
-def a_step_later(name: str, path_of: Callable[..., Path], step: int) -> Callable[[], None]:
+def a_step_later(path_of: Callable[..., Path], when: Callable[..., bool], step: int) -> Callable[[], None]:
     """Die when half of a checkpoint's file is on the disk and the run, which trains on meanwhile, has recorded a later step."""
 
     def act(real: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -111,7 +112,7 @@ def a_step_later(name: str, path_of: Callable[..., Path], step: int) -> Callable
         threading.Event().wait()  # the run's own thread dies for both
 
     def install() -> None:
-        _replacing(checkpoint, name, lambda *args, **kwargs: True, 1, act)()
+        _replacing(tensor_files, "write_file", when, 1, act)()
         after(RunStore, "append", lambda _, record: record.step == step)()
 
     return install
@@ -135,6 +136,14 @@ def _is_validation(_: RunStore, records: Sequence[Any]) -> bool:
     return records[0]["split"] == "validation"
 
 
+def _of_model(file: tensor_files.TensorFile) -> bool:
+    return file.path.parent.name == MODEL
+
+
+def _of_state(file: tensor_files.TensorFile) -> bool:
+    return file.path.name.startswith(STATE_FILES)
+
+
 def _to_step(path: Path, target: Path) -> bool:
     return target.name.startswith("step_") and target.parent.name == "checkpoints"
 
@@ -147,9 +156,10 @@ def _holds_a_step(path: Path, **_: Any) -> bool:
 POINTS: dict[str, Callable[[], None]] = {
     "step 0 played, not recorded": after(RunStore, "append_trajectories", _is_validation),
     "half the record of step 1": half_written(METRICS, nth=2),
-    "half the weights": half_saved(checkpoint, "write_model", lambda folder, *_: next(folder.glob("*.safetensors"))),
+    "half the weights": half_saved(tensor_files, "write_file", lambda file: file.path, _of_model),
+    "half the moments": half_saved(tensor_files, "write_file", lambda file: file.path, _of_state),
     "half the state": half_saved(torch, "save", lambda state, path: path),
-    "half the weights, a step later": a_step_later("write_model", lambda folder, *_: next(folder.glob("*.safetensors")), step=2),
+    "half the weights, a step later": a_step_later(lambda file: file.path, _of_model, step=2),
     "before the manifest": before(checkpoint, "write_manifest"),
     "before the checkpoint is in place": before(Path, "rename", _to_step),
     "after the checkpoint is in place": after(Path, "rename", _to_step),
@@ -211,9 +221,10 @@ def differences(reference: Path, run: Path) -> list[str]:
         return [*found, f"checkpoints: {names[0]} instead of {names[1]}"]
     for name in names[0]:
         pair = ours.checkpoints / name, theirs.checkpoints / name
-        if any(not _same_bytes(path, pair[1] / path.relative_to(pair[0])) for path in pair[0].rglob("*") if path.name not in APART):
+        files = [path for path in pair[0].rglob("*") if path.name != MANIFEST and not path.name.startswith(STATE_FILES)]
+        if any(not _same_bytes(path, pair[1] / path.relative_to(pair[0])) for path in files):
             found.append(f"{name}: model")
-        if not _same(load_state(pair[0]), load_state(pair[1])):
+        if name != BEST and not _same(load_state(pair[0]), load_state(pair[1])):
             found.append(f"{name}: state")
     return found
 

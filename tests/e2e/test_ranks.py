@@ -539,8 +539,7 @@ def _divided_alone(rank: int) -> dict[str, Any]:
     named = dict(whole.module.named_parameters())
     weights = divided.gathered(torch.float32)
     after = token_logprobs(policy, ids, mask, lengths, 1.0, max_tokens=99) - token_logprobs(whole, ids, mask, lengths, 1.0, max_tokens=99)
-    with by_two.full_precision():
-        saved, state = divided.saved, by_two.state_dict()
+    state = by_two.state_dict()
     sent = with_head(named_weights(policy), policy)
     found = {
         "scores": float((ours - theirs).abs().max()),
@@ -551,8 +550,11 @@ def _divided_alone(rank: int) -> dict[str, Any]:
         "held": census.most / whole_bytes,
         "gathered": None if weights is None else max(float((weights[name] - named[name]).abs().max()) for name in named),
         "saved": None
-        if saved is None
-        else [_same(dict(saved.named_parameters()), weights), saved.lm_head.weight is saved.model.embed_tokens.weight],
+        if weights is None
+        else [
+            _same(dict((saved := divided.filled(weights)).named_parameters()), weights),
+            saved.lm_head.weight is saved.model.embed_tokens.weight,
+        ],
         "head": len(sent) == len(named) + 1 and _same(sent["lm_head.weight"], weights["model.embed_tokens.weight"])
         if weights
         else sent == {},
@@ -574,6 +576,7 @@ def _divided_in_bfloat16(rank: int, load: Callable[[], Any]) -> dict[str, Any]:
     from tether.training.distributed.fsdp import ShardedAdamW, divided_policy, local_part
     from tether.training.distributed.process_group import ProcessGroup
     from tether.training.distributed.ranks import Ranks
+    from tether.training.masters import low_bits
     from tether.training.optim import FP32MasterAdamW
 
     ranks, cpu = ProcessGroup(), torch.device("cpu")
@@ -601,15 +604,16 @@ def _divided_in_bfloat16(rank: int, load: Callable[[], Any]) -> dict[str, Any]:
     by_two = ShardedAdamW(divided, trained.module.parameters(), ranks=ranks, **chosen)
     by_two.load_state_dict(state)
     moments = sum(local_part(kept["exp_avg"]).untyped_storage().nbytes() for kept in by_two._adam.state.values())
-    with by_two.full_precision():
-        ours = by_two.state_dict()
-        exact = divided.saved is None or [*map(torch.equal, divided.saved.parameters(), state["masters"])]
+    ours = by_two.state_dict()
+    divided.load(divided.gathered(torch.bfloat16))  # as a checkpoint holds them
+    by_two.load_state_dict({**state, "masters": [low_bits(master) for master in state["masters"]]})
+    joined = by_two.state_dict()
     return {
         "apart": apart,
         "held in": [str(next(policy.module.parameters()).dtype) for policy in (trained, frozen)],
         "computes in": [str(policy.dtype) for policy in (trained, frozen)],
         "same state": _same(ours, state) if rank == 0 else ours == {},
-        "exact": exact if exact is True else all(exact),
+        "exact": _same(joined, state) if rank == 0 else joined == {},
         "moments": moments / sum(master.nbytes for master in state["masters"]),
     }
 

@@ -73,7 +73,7 @@ class Critic:
         the first gets it."""
         if self.shared or self.policy.divided is None:
             return self._tensors()
-        weights = self.policy.divided.gathered(torch.float32) or {}
+        weights = self.policy.divided.gathered(self.policy.dtype) or {}  # float32 ones are the optimiser's
         backbone = {f"{TRUNK}{name.removeprefix(self._prefix)}": each for name, each in weights.items() if name.startswith(self._prefix)}
         return backbone | {name: tensor for name, tensor in self._tensors().items() if not name.startswith(TRUNK)}
 

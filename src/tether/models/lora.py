@@ -12,6 +12,8 @@ import copy
 import importlib.util
 import json
 import math
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -19,19 +21,23 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, modeling_utils
 from transformers.pytorch_utils import Conv1D
 
 from tether.core.errors import BadInput, MissingDependency, ModelUnavailable, did_you_mean
 from tether.core.seeding import derive_seed
 from tether.models.catalog import EMBEDDED
+from tether.models.tensor_files import TensorFile, entry_of, write_files
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
 VISION_LAYERS = r".*\b(visual|vision_model|connector)\..*"
+MODEL_FILE_BYTES = 2_000_000_000
+"""A larger model is saved in several files, which are written side by side."""
+_SAVING = threading.Lock()
 SAVED_PREFIX = "base_model.model."
 """What peft's file format puts before the name of every tensor."""
 
@@ -177,16 +183,37 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
     """Write a folder that `load_model` reads: the whole model, or its adapters alone and the name of the model they belong to."""
+    write_files(model_files(model, folder))
+
+
+def model_files(model: PreTrainedModel, folder: Path) -> list[TensorFile]:
+    """Write such a folder but for the weights; returns their files."""
     if not is_lora(model):
-        model.save_pretrained(folder)
-        return
+        return _transformers_files(model, folder)
     folder.mkdir(parents=True, exist_ok=True)
     (adapter,) = model.active_adapters()
     config: Any = copy.copy(model.peft_config[adapter])
     if isinstance(config.target_modules, set):  # in the order of the alphabet: the same adapters give the same file
         config.target_modules = sorted(config.target_modules)
     config.save_pretrained(str(folder))
-    save_file({name: tensor.contiguous() for name, tensor in _adapter_state(model).items()}, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+    entries = {name: entry_of(tensor) for name, tensor in _adapter_state(model).items()}
+    return [TensorFile(folder / ADAPTER_WEIGHTS, entries, {"format": "pt"})]
+
+
+def _transformers_files(model: PreTrainedModel, folder: Path) -> list[TensorFile]:
+    """What transformers would write, which knows what belongs into which file under which name, but has no way to be asked."""
+    files: list[TensorFile] = []
+
+    def note(tensors: dict[str, Tensor], filename: str | os.PathLike[Any], metadata: dict[str, str] | None = None) -> None:
+        files.append(TensorFile(Path(filename), {name: entry_of(tensor) for name, tensor in tensors.items()}, metadata or {}))
+
+    with _SAVING:
+        write, modeling_utils.safe_save_file = modeling_utils.safe_save_file, note
+        try:
+            model.save_pretrained(folder, max_shard_size=MODEL_FILE_BYTES)
+        finally:
+            modeling_utils.safe_save_file = write
+    return files
 
 
 def _adapter_state(model: PreTrainedModel) -> dict[str, Tensor]:

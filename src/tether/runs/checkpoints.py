@@ -1,9 +1,9 @@
 """The checkpoints of a run: finding them, by the one place that knows their names, and whether they are whole. Nothing here reads weights.
 
 checkpoints/step_000020/model/      weights, config and tokenizer in Hugging Face format
-checkpoints/step_000020/state.pt    what resuming needs beside them; a folder without it is not a complete checkpoint
+checkpoints/step_000020/state.pt    what resuming needs beside them, its tensors in state-*.safetensors; a folder without it is not a complete checkpoint
 checkpoints/step_000020/manifest.json   {"version": 1, "step": 20, "files": {"model/config.json": {"bytes": 714, "sha256": "..."}, ...}}
-checkpoints/best/                   the checkpoint that validated best so far, with its number in best.json
+checkpoints/best/                   model/ of the step that validated best so far, with its number in best.json; until 0.1 a whole checkpoint
 
 The manifest, size and sha256 of every file, is written last and checked whenever a checkpoint is read. A flipped byte, a missing file or one too
 many is an error that names the file, and the newest older checkpoint that is whole. Checkpoints that were written before there were manifests load
@@ -24,6 +24,8 @@ from tether.core.files import open_to_read
 from tether.runs.files import read_object
 
 MODEL, STATE, BEST, BEST_FACTS = "model", "state.pt", "best", "best.json"
+STATE_FILES = "state"
+"""What the names of all files of a state begin with."""
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -138,6 +140,12 @@ def write_manifest(folder: Path, step: int, sums: dict[str, dict[str, Any]]) -> 
         os.fsync(file.fileno())
 
 
+def written_sums(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    """The sums in the manifest of a checkpoint; none where it has no manifest."""
+    path = checkpoint / MANIFEST
+    return {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in _expected(path).items()} if path.is_file() else {}
+
+
 def check_checkpoint(checkpoint: Path, *, only: str = "") -> None:
     """Raise a CheckpointError that says what is damaged and which checkpoint is whole; `only` looks at files under this path alone."""
     found = damage(checkpoint, only=only)
@@ -159,9 +167,8 @@ def damage(checkpoint: Path, *, only: str = "") -> list[str]:
     if not checkpoint.is_dir():
         return ["it is not there"]
     if not os.path.lexists(checkpoint / MANIFEST):  # a folder or a broken link in its place is damage
-        missing = (
-            [name for name in (STATE, f"{MODEL}/config.json") if not (checkpoint / name).exists()] if has_no_adapters(checkpoint) else []
-        )
+        needed = (f"{MODEL}/config.json",) if checkpoint.name == BEST else (STATE, f"{MODEL}/config.json")
+        missing = [name for name in needed if not (checkpoint / name).exists()] if has_no_adapters(checkpoint) else []
         if not missing:
             _LOG.warning("checkpoint '%s' has no manifest (it is older than manifests, or it was removed): not verified", checkpoint)
         return [f"{name} is missing" for name in missing if name.startswith(only)]

@@ -1,17 +1,16 @@
 """Checkpoints: a folder per step that transformers can load, plus the state that resuming needs.
 
-    checkpoints/step_000020/model/      weights (float32), config and tokenizer in Hugging Face format; for LoRA the adapter; agent.json
-    checkpoints/step_000020/state.pt    step, and what the trainer gives: optimiser, critic, monitor
-    checkpoints/step_000020/manifest.json   size and sha256 of both (runs/checkpoints.py), checked when they are read
-    checkpoints/best/                   the checkpoint that validated best so far, with its number in best.json
+    checkpoints/step_000020/model/      weights as they compute, config and tokenizer in Hugging Face format; for LoRA the adapter; agent.json
+    checkpoints/step_000020/state.pt    step, and what the trainer gives: optimiser, critic, monitor; its tensors in state-*.safetensors (state_files.py)
+    checkpoints/step_000020/manifest.json   size and sha256 of every file (runs/checkpoints.py), checked when they are read
+    checkpoints/best/                   model/ of the step that validated best so far, and its number in best.json: weights, nothing to resume from
 
 A folder is written beside its place, forced to the disk and renamed into it, so a kill, a power cut or a full disk leaves the earlier ones
 as they were. What a kill leaves behind lies in `.unfinished-*` folders, which are never counted and which `sweep` removes at the next
 start. Nothing random is stored: every draw follows from the run's seed and the step.
 
-A run calls `save_checkpoint` in a thread of its own (saver.py), with a copy of model and state (snapshot.py). The two files are written at the
-same time, and state.pt without the checksums of a zip archive, which take two thirds of the time and which torch does not look at. The sums of
-the manifest are taken from the pages that were just written, while the disk is being waited for.
+A run calls `save_checkpoint` in a thread of its own (saver.py), with a copy of model and state (snapshot.py). All files are written side by side, and
+summed while they are written (models/tensor_files.py).
 """
 
 import errno
@@ -21,8 +20,7 @@ import pickle
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,18 +28,19 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.serialization import get_crc32_options, set_crc32_options
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.core.errors import CheckpointError, ModelUnavailable
 from tether.models.load import LoadedModel, load_model
-from tether.models.lora import save_model
+from tether.models.lora import model_files
+from tether.models.tensor_files import TensorFile, write_files
 from tether.models.vision import save_processor
 from tether.runs.checkpoints import (
     BEST,
     BEST_FACTS,
     MODEL,
     STATE,
+    STATE_FILES,
     best_checkpoint,
     check_checkpoint,
     checkpoint_name,
@@ -49,11 +48,13 @@ from tether.runs.checkpoints import (
     list_checkpoints,
     newest_checkpoint,
     write_manifest,
+    written_sums,
 )
 from tether.runs.store import RunStore
 from tether.training.agent import Agent
 from tether.training.distributed.ranks import Ranks
 from tether.training.learner import Learner
+from tether.training.state_files import StateFiles, read_state
 
 _UNFINISHED, _REPLACED = ".unfinished-", "replaced"
 _NOT_FULL = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE)
@@ -68,18 +69,16 @@ def save_checkpoint(
     state: dict[str, Any],
     keep: int,
     agent: Agent | None = None,
+    moments: str = "float32",
 ) -> Path:
-    """Write the checkpoint of a step and delete all but the `keep` newest."""
+    """Write the checkpoint of a step and delete all but the `keep` newest; `moments` as in the settings."""
     target = folder / checkpoint_name(step)
     with _written_beside(target) as draft:
         draft.mkdir()
-        with ThreadPoolExecutor(2) as threads:
-            files = [
-                threads.submit(_write_and_force, draft / MODEL, lambda: write_model(draft / MODEL, model, tokenizer, agent)),
-                threads.submit(_write_and_force, draft / STATE, lambda: _write_state(draft / STATE, {"step": step, **state})),
-            ]
-        sums = {name: entry for file in files for name, entry in file.result().items()}
-        write_manifest(draft, step, sums)
+        kept = StateFiles(draft, {"step": step, **state}, moments)
+        sums = write_files([*_begun_model(draft / MODEL, model, tokenizer, agent), *kept.files])
+        kept.write_rest()
+        _write_manifest(draft, step, sums)
     with _failing_to(f"delete checkpoints older than '{target}'"):
         for old in list_checkpoints(folder)[:-keep]:
             unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))  # a kill on the way leaves no half of it in its place
@@ -88,35 +87,20 @@ def save_checkpoint(
     return target
 
 
-def _write_and_force(path: Path, write: Callable[[], None]) -> dict[str, dict[str, Any]]:
-    """Write a file, or the files of a folder, and force them to the disk, which then works on them while another is written.
-
-    Returns their sums, by their path in the checkpoint.
-    """
-    write()
-    with ThreadPoolExecutor(1) as thread:
-        forced = thread.submit(_force_to_disk, path)
-        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-        sums = {str(file.relative_to(path.parent)): file_sum(file) for file in files}
-        forced.result()
-    return sums
-
-
-def _write_state(path: Path, state: dict[str, Any]) -> None:
-    checked = get_crc32_options()
-    set_crc32_options(False)
-    try:
-        torch.save(state, path)
-    finally:
-        set_crc32_options(checked)
+def _write_manifest(draft: Path, step: int, known: Mapping[Path, dict[str, Any]]) -> None:
+    """Write the manifest of all files of a folder; sums of those that are known already are not taken again."""
+    files = sorted(path for path in draft.rglob("*") if path.is_file())
+    write_manifest(draft, step, {str(path.relative_to(draft)): known[path] if path in known else file_sum(path) for path in files})
 
 
 def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, agent: Agent | None = None) -> None:
     """Write a folder that `load_model` reads, with how its model is asked; where that fails, whatever the libraries say, it is an OSError."""
-    try:
-        save_model(model, folder)
-    except SafetensorError as error:
-        raise _system_error(error) from error
+    write_files(_begun_model(folder, model, tokenizer, agent))
+
+
+def _begun_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> list[TensorFile]:
+    """Write such a folder but for the weights; returns their files."""
+    files = model_files(model, folder)
     try:
         tokenizer.save_pretrained(folder)
         save_processor(model, folder)
@@ -124,6 +108,7 @@ def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToken
         raise _system_error(error) from error
     if agent is not None:
         agent.write(folder)
+    return files
 
 
 def _system_error(error: Exception) -> OSError:
@@ -132,22 +117,44 @@ def _system_error(error: Exception) -> OSError:
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
 
 
-def keep_best(folder: Path, step: int, success: float) -> bool:
-    """Keep the checkpoint of a step as the best if it is; says whether it is.
+def is_best(folder: Path, step: int, success: float) -> bool:
+    """Whether the weights of a step are to be kept as the best, and are not yet.
 
-    The best is the earliest checkpoint with the highest success, in whatever order checkpoints are reported and however often: a resumed run
-    may report a step again.
+    The best are the earliest weights with the highest success, in whatever order steps are reported and however often: a resumed run may report one
+    again.
     """
     best = best_checkpoint(folder)
-    if best is not None and (best.success, -best.step) >= (success, -step):
-        return best.step == step
+    return best is None or (best.success, -best.step) < (success, -step)
+
+
+def keep_best(folder: Path, step: int, success: float) -> None:
+    """Keep the weights of a step's checkpoint as the best, if they are."""
+    if not is_best(folder, step, success):
+        return
     source = folder / checkpoint_name(step)
     if source not in list_checkpoints(folder):
         raise CheckpointError(f"cannot keep step {step} as the best: there is no checkpoint '{source}'")
+
+    def link(draft: Path) -> Mapping[Path, dict[str, Any]]:
+        _link_folder(source / MODEL, draft / MODEL)
+        return {draft / name: entry for name, entry in written_sums(source).items()}
+
+    _write_best(folder, step, success, link)
+
+
+def save_best(
+    folder: Path, step: int, success: float, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, agent: Agent | None = None
+) -> None:
+    """Write the weights of a step that has no checkpoint as the best, if they are."""
+    if is_best(folder, step, success):
+        _write_best(folder, step, success, lambda draft: write_files(_begun_model(draft / MODEL, model, tokenizer, agent)))
+
+
+def _write_best(folder: Path, step: int, success: float, put: Callable[[Path], Mapping[Path, dict[str, Any]]]) -> None:
     with _written_beside(folder / BEST) as draft:
-        _link_folder(source, draft)
+        draft.mkdir()
+        _write_manifest(draft, step, put(draft))
         (draft / BEST_FACTS).write_text(json.dumps({"step": step, "success": success}) + "\n", encoding="utf-8")
-    return True
 
 
 def unfinished_bytes(folder: Path) -> int:
@@ -189,19 +196,18 @@ def load_state(checkpoint: Path, *, mapped: bool = False, verified: bool = False
     `verified`: the file was found whole by another rank.
     """
     if not verified:
-        check_checkpoint(checkpoint, only=STATE)
+        check_checkpoint(checkpoint, only=STATE_FILES)
     try:
-        state: dict[str, Any] = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True, mmap=mapped)
+        return read_state(checkpoint, mapped=mapped)
     except pickle.UnpicklingError as error:  # torch's own words advise to load it unsafely
         raise CheckpointError(
             f"cannot read checkpoint '{checkpoint}': {STATE} holds something else than numbers, texts and tensors, so Tether did not write it; "
             "nothing of it was run; move it away to resume from the one before it"
         ) from error
-    except (OSError, RuntimeError, EOFError, LookupError, ValueError) as error:
+    except (OSError, RuntimeError, EOFError, LookupError, ValueError, SafetensorError) as error:
         raise CheckpointError(
             f"cannot read checkpoint '{checkpoint}': {_one_line(error)}; move it away to resume from the one before it"
         ) from error
-    return state
 
 
 class RunState(NamedTuple):

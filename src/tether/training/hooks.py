@@ -5,7 +5,7 @@
 | `alarm_actions.AlarmActions` | acts on the alarms of a step: filter, checkpoint, rollback, stop. It belongs to the step itself and runs before the others |
 | `Checkpoints` | writes a checkpoint when one is due |
 | `Evaluations` | plays the validation prompts when an evaluation is due |
-| `BestCheckpoint` | keeps the checkpoint that validated best |
+| `BestCheckpoint` | keeps the weights that validated best |
 | `Trackers` | writes the costs of the step and notifies the callbacks |
 | `early_stop.EarlyStop` | ends a run in which further training is a waste |
 """
@@ -131,7 +131,7 @@ class Evaluations(Hook):
 
 
 class BestCheckpoint(Hook):
-    """Keeps the checkpoint of an evaluated step if none before was better. The untrained policy does not count."""
+    """Keeps the weights of an evaluated step if none before was better. The untrained policy does not count."""
 
     def on_step(self, run: Run, record: StepRecord) -> StepRecord:
         success = record.metrics.get("validation/success")
@@ -143,8 +143,6 @@ class BestCheckpoint(Hook):
             if 0 < other.step < record.step and "validation/success" in other.metrics
         ]
         if success > max(earlier, default=-1.0):
-            if not run.saver.has(record.step):
-                run.save()
             run.saver.keep_best(record.step, success)
         return record
 

@@ -179,12 +179,19 @@ class Learner:
         return self._budget.tokens
 
     @contextmanager
-    def full_precision(self) -> Iterator[PreTrainedModel | None]:
-        """The policy's model with its float32 weights, to be saved. Where no rank holds the model, it is in the first one's host memory, and the
-        others have None."""
+    def full_precision(self) -> Iterator[None]:
+        """Inside the block the policy's parameters hold their float32 master weights."""
         with self._optimizers["policy"].full_precision():
-            sharded = self._sharded.get("policy")
-            yield sharded.saved if sharded is not None and sharded.is_alone else self.policy.module
+            yield
+
+    def whole_model(self) -> PreTrainedModel | None:
+        """The policy's model as it computes, to be saved. Where no rank holds it, it is gathered in the first one's host memory, and the others have
+        None. All ranks call it."""
+        sharded = self._sharded.get("policy")
+        if sharded is None or not sharded.is_alone:
+            return self.policy.module
+        weights = sharded.gathered(sharded.dtype)
+        return None if weights is None else sharded.filled(weights)
 
     def _gradient(self, minibatch: Batch, loss_scale: float) -> TokenTotals:
         """Accumulate the gradient of one minibatch, in smaller parts where memory asks for it; returns what all ranks saw."""

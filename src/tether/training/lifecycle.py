@@ -18,7 +18,7 @@ from tether.runs.schema import StepRecord
 from tether.runs.verdict import every_episode_failed
 from tether.training.alarm_actions import AlarmActions
 from tether.training.checkpoint import fitting, restore
-from tether.training.disk import DiskPlan, disk_note
+from tether.training.disk import DiskPlan, disk_notes
 from tether.training.hooks import BestCheckpoint, Evaluations, Hook, Run, write_record
 from tether.training.memory import MemoryPlan
 from tether.training.throughput import StartTimer
@@ -76,7 +76,7 @@ def _introduce(run: WholeRun) -> None:
     run.store.computed_on(machine)
     run.saver.prepare(run.learner.saved_sizes())
     divided = [f"weights are divided among {run.ranks.size} ranks, none holds all of them"] if run.policy.divided else []
-    full = [note] if run.disk is not None and (note := disk_note(run.disk)) else []
+    full = disk_notes(run.disk) if run.disk is not None else []
     for note in (*(run.plan.notes if run.plan else ()), *full, *divided, *report.lines(), *run.sampler.chat.notes):
         run.callbacks.on_note(note)
 

@@ -51,7 +51,8 @@ class Trainer:
         with self.start_timer.part("peak"):
             self.timer = StepTimer(self.policy.module, self.learner.critic, num_devices=self.ranks.size, dtype=self.policy.dtype)
         background = self.plan is None or self.plan.background
-        self.saver = CheckpointSaver(store, self.learner, self.timer, self.callbacks, settings, background=background)
+        moments = settings.checkpoint.moments or (self.disk.moments if self.disk is not None else "float32")
+        self.saver = CheckpointSaver(store, self.learner, self.timer, self.callbacks, settings, background=background, moments=moments)
         self.rollouts = (AsyncRollouts if settings.rollout.max_staleness else Rollouts)(settings, self.sampler, self.timer, self.callbacks)
         self.alarm_actions = AlarmActions(settings)
         self.hooks: Sequence[Hook] = (Checkpoints(), Evaluations(), BestCheckpoint(), Trackers(), EarlyStop(self.alarm_actions))

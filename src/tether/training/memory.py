@@ -222,13 +222,14 @@ def _other_needs(settings: RunSettings, shapes: Mapping[str, Shape], width: int,
 
 
 def _checkpoint_copy(settings: RunSettings, shapes: Mapping[str, Shape], width: int) -> int:
-    """What a checkpoint holds: float32 weights and two moments of everything that is trained, and a critic as it computes."""
+    """What a checkpoint is written from: weights as they compute, and of everything that is trained master weights and two moments."""
     policy = shapes[settings.model.name]
     adapters = num_adapted(settings, policy)
     frozen = num_frozen(settings, policy)
-    copied = 12 * (policy.parameters - frozen) + width * frozen if adapters is None else 12 * adapters
+    trained = 12 + (width if width < 4 else 0)
+    copied = trained * (policy.parameters - frozen) + width * frozen if adapters is None else 12 * adapters
     if name := critic_name(settings):
-        copied += (12 + (width if width < 4 else 0)) * shapes[name].backbone
+        copied += trained * shapes[name].backbone
     return copied
 
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from tether.training.distributed.ranks import Ranks, balanced
+from tether.training.masters import LowBits, joined
 
 HALVES = (torch.bfloat16, torch.float16)
 FUSED_DEVICES = ("cpu", "cuda")
@@ -43,8 +44,6 @@ class MasterOptimizer(ABC):
     _parameters: list[nn.Parameter]
     _rounded: list[int]
     """The parameters that are not their own master."""
-    _whole: list[Tensor] | None = None
-    """On rank 0, inside `full_precision`: the master weights of all rounded parameters."""
     _excess: Tensor | None = None
     """What the gradient is too long by, 1 where it is not; None before `clip`."""
 
@@ -77,20 +76,15 @@ class MasterOptimizer(ABC):
     def full_precision(self) -> Iterator[None]:
         """Inside the block the parameters of rank 0 hold their master weights in float32, so that what is saved is exact."""
         rounded = [self._parameters[n].data for n in self._rounded]
-        self._whole = self._all_masters()
+        masters = self._all_masters()
         if self._ranks.rank == 0:
-            for n, master in zip(self._rounded, self._whole, strict=True):
+            for n, master in zip(self._rounded, masters, strict=True):
                 self._parameters[n].data = master
         try:
             yield
         finally:
-            self._whole = None
             for n, values in zip(self._rounded, rounded, strict=True):
                 self._parameters[n].data = values
-
-    def _saved_masters(self) -> list[Tensor]:
-        """For a state: inside `full_precision` they are there already."""
-        return self._all_masters() if self._whole is None else self._whole
 
     @abstractmethod
     def _all_masters(self) -> list[Tensor]:
@@ -190,12 +184,15 @@ class FP32MasterAdamW(MasterOptimizer):
         known = sorted({n for numbers in self._ranks.all_gather(sorted(mine)) for n in numbers})
         state = {n: {name: self._ranks.gather_to_first(self._moment(mine, n, name), self._owners[n]) for name in MOMENTS} for n in known}
         groups = [{**group, "params": list(range(len(self._parameters)))} for group in local["param_groups"]]
-        masters = self._saved_masters()
+        masters = self._all_masters()
         return {"adam": {"state": state, "param_groups": groups}, "masters": masters} if self._ranks.rank == 0 else {}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; a ValueError or KeyError says that it is of other parameters, and nothing was changed."""
+        """Go on from a state; a ValueError or KeyError says that it is of other parameters, and nothing was changed.
+
+        Where it holds master weights as `LowBits`, the parameters must be those that were saved beside it.
+        """
         check_saved(state, self._parameters, self._rounded)
         moments, masters, (group,) = state["adam"]["state"], state["masters"], state["adam"]["param_groups"]
         # The saved group says how the update was computed then; it is computed as here, whatever it says.
@@ -205,9 +202,10 @@ class FP32MasterAdamW(MasterOptimizer):
             owned = {place: {name: moment.clone() for name, moment in kept.items()} for place, kept in owned.items()}
         self._adam.load_state_dict({"state": owned, "param_groups": [here]})
         for n, saved in zip(self._rounded, masters, strict=True):
-            self._parameters[n].copy_(saved)
+            master = joined(self._parameters[n], saved) if isinstance(saved, LowBits) else saved
+            self._parameters[n].copy_(master)
             if n in self._masters:
-                self._masters[n].copy_(saved)
+                self._masters[n].copy_(master)
 
     def close(self) -> None:
         """Let go of the parameters: their gradients are their own again."""
@@ -290,7 +288,8 @@ def gradient_norm(gradients: Sequence[Tensor], ranks: Ranks, device: torch.devic
 
 def check_saved(state: dict[str, Any], parameters: Sequence[Tensor], rounded: Sequence[int]) -> None:
     """Raise a ValueError or KeyError where an optimiser's saved state is of other parameters; `rounded` are those with master weights."""
-    _check_shapes("masters", [tuple(m.shape) for m in state["masters"]], [tuple(parameters[n].shape) for n in rounded])
+    masters = [saved.low if isinstance(saved, LowBits) else saved for saved in state["masters"]]
+    _check_shapes("masters", [tuple(master.shape) for master in masters], [tuple(parameters[n].shape) for n in rounded])
     for n, moment in state["adam"]["state"].items():
         if n < len(parameters):
             _check_shapes("moments", [tuple(moment["exp_avg"].shape)], [tuple(parameters[n].shape)])

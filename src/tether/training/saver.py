@@ -1,7 +1,7 @@
 """The checkpoints of a run, written while it trains on.
 
 `save` copies model and state to host memory (snapshot.py) and returns; a thread then writes the copy exactly as it would be written in the
-foreground (checkpoint.py). One checkpoint is in flight at most. It counts, for a resumed run and for every other reader, from the moment its
+foreground (checkpoint.py). `keep_best` does so with the weights alone, or links those of a checkpoint of the same step. One is in flight at most. It counts, for a resumed run and for every other reader, from the moment its
 folder is in its place; whoever looks for checkpoints in the run's own process calls `finish` first. Where the copy finds no room in host
 memory, the checkpoint is written in the foreground, and a note says so. Of several ranks the first writes; the others only remember which step
 was saved.
@@ -12,9 +12,10 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -25,7 +26,7 @@ from tether.runs.checkpoints import checkpoint_name
 from tether.runs.store import RunStore
 from tether.training.agent import Agent
 from tether.training.callbacks import Callback
-from tether.training.checkpoint import keep_best, save_checkpoint, unfinished_bytes
+from tether.training.checkpoint import keep_best, save_best, save_checkpoint, unfinished_bytes
 from tether.training.learner import Learner
 from tether.training.resolve import without_secrets
 from tether.training.settings import RunSettings
@@ -44,17 +45,25 @@ class CheckpointSaver:
     """Writes the checkpoints of one run, in its folder for them."""
 
     def __init__(
-        self, store: RunStore, learner: Learner, timer: StepTimer, callbacks: Callback, settings: RunSettings, *, background: bool
+        self,
+        store: RunStore,
+        learner: Learner,
+        timer: StepTimer,
+        callbacks: Callback,
+        settings: RunSettings,
+        *,
+        background: bool,
+        moments: str,
     ) -> None:
-        """`background` False: the memory plan has no room for copies."""
+        """`background` False: the memory plan has no room for copies. `moments`: what they are saved in."""
         self._store, self._learner, self._timer, self._callbacks = store, learner, timer, callbacks
-        self._keep, self._background = settings.checkpoint.keep, background
+        self._keep, self._background, self._moments = settings.checkpoint.keep, background, moments
         self._agent = Agent.of_config(without_secrets(settings).model_dump(mode="json"))
         self._folder, self._writes, self._policy, self._ranks = store.checkpoints, store.writes, learner.policy, learner.ranks
         self._memory = HostMemory(reuse=self._policy.device.type != "cpu")
         self._writer = BackgroundWriter()
         self._tokenizer: Any = None
-        self._size = 0
+        self._in_flight = self._size = 0
         self._seconds = 0.0
         self.saved_step: int | None = None
         """The step that was saved last, in its place or on its way there."""
@@ -68,26 +77,37 @@ class CheckpointSaver:
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Take the copy that the checkpoint of the last complete step is written from: weights, the learner's state, and `state`."""
         self.finish()  # one at a time; outside the shield, which is for what must not be interrupted
-        with self._timer.stage("checkpoint"), self._ranks.interrupts.shield(), self._learner.full_precision() as model:
+        with self._timer.stage("checkpoint"), self._ranks.interrupts.shield():
             self._store.sync()  # after a power cut no checkpoint may be newer than the records of its steps
+            model = self._learner.whole_model()
             state = {"learner": self._learner.state(), **state}
             self.saved_step = step
-            if not self._writes:
-                return
-            assert model is not None  # the rank that writes has it
-            self._size = storage_bytes(model, state)
-            if self._tokenizer is None:  # a copy: the run goes on using its own, which two threads must not share
-                self._tokenizer = copy.deepcopy(self._policy.tokenizer)
-            taken = self._snapshot(model, state)
-            if taken is None:
-                self._write(step, Snapshot(model, state))
-            else:
-                self._writer.submit(lambda: self._write(step, taken))
+            self._put(step, model, state, lambda taken: self._write(step, taken))
 
     def keep_best(self, step: int, success: float) -> None:
-        """Keep the checkpoint of a step as the best, once it is in its place."""
-        if self._writes:
-            self._writer.submit(lambda: keep_best(self._folder, step, success))
+        """Keep the weights of the last complete step as the best. All ranks call it."""
+        if self.has(step):  # once that checkpoint is in its place
+            if self._writes:
+                self._writer.submit(lambda: keep_best(self._folder, step, success))
+            return
+        self.finish()
+        with self._timer.stage("checkpoint"), self._ranks.interrupts.shield():
+            self._store.sync()
+            self._put(step, self._learner.whole_model(), {}, lambda taken: self._write_best(step, success, taken))
+
+    def _put(self, step: int, model: PreTrainedModel | None, state: dict[str, Any], write: Callable[[Snapshot], None]) -> None:
+        """Write a copy in the background, or the originals at once where there is no room for a copy."""
+        if not self._writes:
+            return
+        assert model is not None  # the rank that writes has it
+        self._in_flight, self._size = step, storage_bytes(model, state)
+        if self._tokenizer is None:  # a copy: the run goes on using its own, which two threads must not share
+            self._tokenizer = copy.deepcopy(self._policy.tokenizer)
+        taken = self._snapshot(model, state)
+        if taken is None:
+            write(Snapshot(model, state))
+        else:
+            self._writer.submit(lambda: write(taken))
 
     def has(self, step: int) -> bool:
         """Whether the checkpoint of a step is in its place or on its way there. All ranks ask."""
@@ -112,7 +132,7 @@ class CheckpointSaver:
         if self._writer.wait(QUIET_SECONDS):
             return True
         end = time.monotonic() + timeout
-        self._callbacks.on_note(f"waiting for the checkpoint of step {self.saved_step} ({self._size / GB:.1f} GB) to be written")
+        self._callbacks.on_note(f"waiting for the checkpoint of step {self._in_flight} ({self._size / GB:.1f} GB) to be written")
         self._callbacks.on_stage_begin("checkpoint", 100)
         shown = 0
         while not (done := self._writer.wait(SHOWN_EVERY)) and time.monotonic() < end:
@@ -145,10 +165,20 @@ class CheckpointSaver:
             return None
 
     def _write(self, step: int, taken: Snapshot) -> None:
+        with self._writing():
+            save_checkpoint(self._folder, step, taken.model, self._tokenizer, taken.state, self._keep, self._agent, self._moments)
+
+    def _write_best(self, step: int, success: float, taken: Snapshot) -> None:
+        with self._writing():
+            save_best(self._folder, step, success, taken.model, self._tokenizer, self._agent)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A block that writes from a copy, which is let go afterwards."""
         start = time.perf_counter()
         try:
             self._store.lock()  # the folder must still be the run's own
-            save_checkpoint(self._folder, step, taken.model, self._tokenizer, taken.state, self._keep, self._agent)
+            yield
         finally:
             self._memory.release()
         self._seconds += time.perf_counter() - start

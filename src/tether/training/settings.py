@@ -333,9 +333,11 @@ class CheckpointSettings(Settings):
     keep: Positive = 2
     """How many of the newest checkpoints stay on disk."""
     best: bool = True
-    """Keep the one with the best validation success too."""
+    """Keep the weights with the best validation success too."""
     last: bool = True
     """Write one at the last step, whatever `every` is. Runs that are made for their numbers alone need none."""
+    moments: Literal["float32", "bfloat16"] | None = None
+    """What Adam's moments are saved in: float32 is exact, bfloat16 takes a third off a checkpoint. None: float32, unless only bfloat16 fits on the disk."""
 
 
 class RunSettings(Settings):

@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -182,15 +183,10 @@ def test_bad_input(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_full_disk_leaves_nothing_behind(run: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors import SafetensorError
+    def fail(handle: int) -> None:
+        raise OSError(numbers[-1], os.strerror(numbers[-1]))
 
-    from tether.training import checkpoint
-
-    def fail(model: Any, folder: Path) -> None:
-        folder.mkdir()
-        raise SafetensorError(f"Error while serializing: I/O error: ... (os error {numbers[-1]})")
-
-    monkeypatch.setattr(checkpoint, "save_model", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     before, numbers = sorted(tmp_path.iterdir()), []
     for number, said in ((errno.ENOSPC, "No space left on device; free some space or choose"), (errno.EIO, "Input/output error; choose")):
         numbers.append(number)

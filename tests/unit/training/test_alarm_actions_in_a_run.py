@@ -22,6 +22,7 @@ from tether.runs.checkpoints import list_checkpoints
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training import stages
+from tether.training.checkpoint import load_state
 from tether.training.loop import Trainer
 from tether.training.settings import RunSettings
 
@@ -99,7 +100,7 @@ def _weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def _state(folder: Path, step: int) -> Any:
-    return torch.load(folder / "checkpoints" / f"step_{step:06d}" / "state.pt", weights_only=True)
+    return load_state(folder / "checkpoints" / f"step_{step:06d}")
 
 
 def _same(one: Any, other: Any) -> bool:

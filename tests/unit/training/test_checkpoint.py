@@ -20,7 +20,7 @@ from tether.core.errors import CheckpointError
 from tether.models.load import load_model
 from tether.runs.checkpoints import Best, best_checkpoint, check_checkpoint, damage, find_checkpoint, list_checkpoints, newest_checkpoint
 from tether.training import checkpoint
-from tether.training.checkpoint import keep_best, load_checkpoint, load_state, save_checkpoint, sweep
+from tether.training.checkpoint import is_best, keep_best, load_checkpoint, load_state, save_checkpoint, sweep
 
 
 class Killed(BaseException):
@@ -481,10 +481,11 @@ def test_a_file_system_that_cannot_sync_folders_will_do(tmp_path: Path, tiny: An
 def test_the_best_survives_retention(tmp_path: Path, tiny: Any) -> None:
     for step, success in ((1, 0.25), (2, 0.75), (3, 0.5)):
         _save(tmp_path, step, tiny, keep=1)
-        assert keep_best(tmp_path, step, success) == (step < 3)
+        assert is_best(tmp_path, step, success) == (step < 3)
+        keep_best(tmp_path, step, success)
     assert _names(tmp_path) == ["best", "step_000003"]
     assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"step": 2, "success": 0.75}
-    assert load_state(tmp_path / "best") == {"step": 2, "note": "of step 2"}
+    assert _names(tmp_path / "best") == ["best.json", "manifest.json", "model"] and damage(tmp_path / "best") == []
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "best" / "model").num_parameters() == tiny.model.num_parameters()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000003"]
 
@@ -498,13 +499,13 @@ def test_the_earliest_of_equals_is_the_best_in_whatever_order(tmp_path: Path, or
         keep_best(tmp_path, step, success[step])
     assert best_checkpoint(tmp_path) == Best(2, 0.5)
     assert (tmp_path / "best" / "model" / "config.json").read_text() == " weights of 2"
-    assert keep_best(tmp_path, 2, 0.5) and not keep_best(tmp_path, 3, 0.5)
+    assert not is_best(tmp_path, 2, 0.5) and not is_best(tmp_path, 3, 0.5) and is_best(tmp_path, 3, 0.51)
 
 
 def test_a_run_that_never_succeeds_has_a_best_too(tmp_path: Path) -> None:
     assert best_checkpoint(tmp_path) is None
     _stub(tmp_path, 5)
-    assert keep_best(tmp_path, 5, 0.0)
+    keep_best(tmp_path, 5, 0.0)
     assert best_checkpoint(tmp_path) == Best(5, 0.0)
 
 
@@ -517,7 +518,7 @@ def test_a_step_without_a_checkpoint_cannot_be_the_best(tmp_path: Path) -> None:
 def test_the_best_costs_no_space_where_files_can_be_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _stub(tmp_path, 1)
     keep_best(tmp_path, 1, 0.5)
-    assert (tmp_path / "best" / "state.pt").samefile(path / "state.pt")
+    assert (tmp_path / "best" / "model" / "config.json").samefile(path / "model" / "config.json")
 
     def refuse(source: Path, target: Path) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
@@ -525,8 +526,8 @@ def test_the_best_costs_no_space_where_files_can_be_linked(tmp_path: Path, monke
     monkeypatch.setattr(os, "link", refuse)
     path = _stub(tmp_path, 2)
     keep_best(tmp_path, 2, 0.75)
-    assert not (tmp_path / "best" / "state.pt").samefile(path / "state.pt")
-    assert load_state(tmp_path / "best") == {"step": 2}
+    assert not (tmp_path / "best" / "model" / "config.json").samefile(path / "model" / "config.json")
+    assert (tmp_path / "best" / "model" / "config.json").read_text() == " weights of 2"
 
 
 def test_a_full_disk_leaves_the_earlier_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

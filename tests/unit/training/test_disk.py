@@ -10,7 +10,8 @@ import pytest
 import tether
 from tether.cli.main import main
 from tether.core.config import load
-from tether.training.disk import DiskPlan, disk_note, plan_disk
+from tether.core.errors import BadInput
+from tether.training.disk import DiskPlan, _at_a_time, disk_notes, plan_disk
 from tether.training.settings import RunSettings
 
 Usage = namedtuple("Usage", "total used free")
@@ -24,24 +25,49 @@ def _plan(folder: Path, **sections: Any) -> DiskPlan:
     return found
 
 
-@pytest.mark.parametrize("sections", [{"algorithm": {"name": "ppo"}}, {"lora": {"rank": 4}}])
+def _tensor_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"algorithm": {"name": "ppo"}},
+        {"lora": {"rank": 16}},
+        {"model": {"name": "tiny", "dtype": "bfloat16"}},
+        {"algorithm": {"name": "ppo"}, "model": {"name": "tiny", "dtype": "bfloat16"}, "checkpoint": {"moments": "bfloat16"}},
+    ],
+    ids=["ppo", "lora", "bfloat16", "ppo in bfloat16, with moments in bfloat16"],
+)
 def test_a_checkpoint_is_as_large_as_planned(sections: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    tether.train(ENV, steps=1, out=folder, filter="all", diagnosis={"every": 0}, **SMALL, **sections)
-    files = [path for path in (folder / "checkpoints" / "step_000001").rglob("*") if path.is_file()]
-    weights = sum(path.stat().st_size for path in files if path.suffix in (".safetensors", ".pt"))
-    plan = _plan(tmp_path / "other", steps=1, **SMALL, **sections)
-    assert plan.most == 1 and weights == pytest.approx(plan.checkpoint, rel=0.1)
+    folder, few = tmp_path / "run", {**SMALL, "evaluation": {"prompts": 1, "every": 1}}
+    tether.train(ENV, steps=2, out=folder, filter="all", diagnosis={"every": 0}, **few, **{"checkpoint": {}, **sections})
+    plan = _plan(tmp_path / "other", steps=2, **few, **sections)
+    assert (
+        plan.most == 1 and plan.best and _tensor_bytes(folder / "checkpoints" / "step_000002") == pytest.approx(plan.checkpoint, rel=0.01)
+    )
+    assert _tensor_bytes(folder / "checkpoints" / "best") == pytest.approx(plan.best, rel=0.01)
     assert (folder / "trajectories.jsonl").stat().st_size < plan.episodes
-    resumed = _plan(folder, steps=2, **SMALL, **sections)
-    assert resumed.present >= weights
+    resumed = _plan(folder, steps=3, **few, **sections)
+    assert resumed.present >= plan.checkpoint
+
+
+def test_qwen_of_1_78_billion_parameters() -> None:
+    """The run that filled a disk of 64 GB: the best, the last, and nothing else."""
+    settings = load(RunSettings, None, {"env": ENV, "steps": 50, "checkpoint": {"every": 50, "keep": 1}, "evaluation": {"every": 25}})
+    exact, compact = (_at_a_time(settings, size, 3_554_000_000) for size in (21_324_000_000, 14_216_000_000))
+    assert exact == compact == (1, 3_554_000_000)  # 24.9 and 17.8 GB
+    often = settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"every": 10})})
+    assert _at_a_time(often, 21_324_000_000, 3_554_000_000) == (2, 3_554_000_000)
+    unsaved = settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"last": False})})
+    assert _at_a_time(unsaved, 21_324_000_000, 3_554_000_000) == (0, 2 * 3_554_000_000)  # a best that takes the place of another
 
 
 @pytest.mark.parametrize(
     ("sections", "most"),
     [
         ({}, 3),  # two are kept, and one is being written
-        ({"checkpoint": {"keep": 1}, "evaluation": {"every": 10}}, 3),  # and the best
+        ({"checkpoint": {"keep": 1}, "evaluation": {"every": 10}}, 2),  # and the best weights
         ({"checkpoint": {"every": 50}}, 2),
         ({"checkpoint": {"every": 200, "last": False}}, 0),
         ({"steps": 10**12}, 3),
@@ -49,7 +75,7 @@ def test_a_checkpoint_is_as_large_as_planned(sections: dict[str, Any], tmp_path:
 )
 def test_how_many_lie_there_at_a_time(sections: dict[str, Any], most: int, tmp_path: Path) -> None:
     plan = _plan(tmp_path, **sections)
-    assert plan.most == most and (plan.checkpoint > 0) is (most > 0)
+    assert plan.most == most
 
 
 def test_too_little_is_said_before_the_first_step(
@@ -72,8 +98,8 @@ def test_too_little_is_said_before_the_first_step(
     with pytest.raises(SystemExit) as stopped:
         main(words)
     said = capsys.readouterr().err
-    assert stopped.value.code == 2 and "a checkpoint of 'tiny' takes 28 MB" in said and "has 10 MB free: not even one would fit" in said
-    assert not (tmp_path / "run").exists()
+    assert stopped.value.code == 2 and "the checkpoints of 'tiny' do not fit into" in said and "1 checkpoint of 19 MB" in said
+    assert "of 10 MB free; free some space, choose another --out, lower checkpoint.keep" in said and not (tmp_path / "run").exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 27_950_000, 27_950_000))
     with pytest.raises(SystemExit):
         main(words)
@@ -90,8 +116,24 @@ def test_doctor_counts_for_a_model_and_a_place(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_disk_with_room_has_no_note() -> None:
-    assert disk_note(DiskPlan(10, 3, 5, 0, 35)) is None and disk_note(DiskPlan(10, 3, 5, 20, 15)) is None
-    assert "3 checkpoints of 0 MB" in str(disk_note(DiskPlan(10, 3, 5, 0, 34)))
+    assert disk_notes(DiskPlan(10, 3, 2, 5, 0, 37)) == disk_notes(DiskPlan(10, 3, 2, 5, 20, 17)) == []
+    (note,) = disk_notes(DiskPlan(10, 3, 2, 5, 0, 36))
+    assert "3 checkpoints of 0 MB, best weights 0 MB, episodes" in note
+
+
+def test_exact_moments_unless_they_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """28 MB with float32 moments, 19 MB with bfloat16 ones; said before the first step, and never against what was asked for."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 0, 20_000_000))
+    plan = _plan(tmp_path, steps=1, **SMALL)
+    assert plan.moments == "bfloat16" and plan.checkpoint < 20_000_000 < plan.exact
+    assert disk_notes(plan)[0].startswith(
+        "Adam's moments are saved in bfloat16: checkpoints with float32 ones would take 28 MB, and 20 MB are there."
+    )
+    with pytest.raises(BadInput, match=r"do not fit .* 28 MB, .* of 20 MB free; .* give checkpoint.moments=bfloat16"):
+        _plan(tmp_path, steps=1, checkpoint={"moments": "float32"}, **SMALL)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 0, 30_000_000))
+    assert _plan(tmp_path, steps=1, **SMALL).moments == "float32"
+    assert _plan(tmp_path, steps=1, checkpoint={"moments": "bfloat16"}, **SMALL).checkpoint < 20_000_000
 
 
 def test_a_model_that_cannot_be_counted_is_not_refused(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from tether.training import build as build_module
 from tether.training import stages
 from tether.training.batch import SampledBatch, select
 from tether.training.callbacks import Callback
+from tether.training.checkpoint import load_state
 from tether.training.loop import Trainer
 from tether.training.memory import MemoryPlan
 from tether.training.settings import RunSettings
@@ -268,7 +269,7 @@ def test_at_first_only_the_critic_learns(tmp_path: Path, shared: bool, start: hf
     changes = {"algorithm": {"name": "ppo"}, "critic": {"shared": shared, "warmup_steps": 2}, "checkpoint": {"every": 1, "keep": 3}}
     trainer = _run(tmp_path / "run", steps=3, **changes)
     weights = [load_file(path / "model" / "model.safetensors") for path in list_checkpoints(trainer.store.checkpoints)]
-    states = [torch.load(path / "state.pt", weights_only=True) for path in list_checkpoints(trainer.store.checkpoints)]
+    states = [load_state(path) for path in list_checkpoints(trainer.store.checkpoints)]
     heads = [state["learner"]["critic"]["head.linear.weight"] for state in states]
     assert [all(torch.equal(tensor, saved[name]) for name, tensor in start.state_dict().items()) for saved in weights] == [
         True,
@@ -305,7 +306,7 @@ def test_updates_that_are_not_finite_end_the_run_with_a_checkpoint(tmp_path: Pat
     assert "validation/success" in last.metrics
     assert [path.name for path in list_checkpoints(store.checkpoints)] == ["step_000002"]
     assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), start.parameters(), strict=True))
-    state = torch.load(store.checkpoints / "step_000002" / "state.pt", weights_only=True)
+    state = load_state(store.checkpoints / "step_000002")
     moments = [value for kept in state["learner"]["optimizers"]["policy"]["adam"]["state"].values() for value in kept.values()]
     assert state["learner"]["nonfinite_streak"] == 4 and not any(value.any() for value in moments)
 

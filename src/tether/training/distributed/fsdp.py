@@ -20,8 +20,7 @@ Optimiser state is saved whole and in the form of `FP32MasterAdamW`: a checkpoin
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +38,7 @@ from tether.models.hardware import forget_failed
 from tether.models.load import LoadedModel
 from tether.models.policy import Policy
 from tether.training.distributed.ranks import Ranks
+from tether.training.masters import LowBits, joined
 from tether.training.optim import FUSED_DEVICES, HALVES, MOMENTS, MasterOptimizer, check_saved
 
 PROBED_LAYERS = 2
@@ -96,8 +96,6 @@ class ShardedModel:
         # Every parameter of the full model with the divided one, in their order; alone, the divided ones stand for themselves.
         originals = model.parameters() if full else self._shards.values()
         self.pairs: dict[Tensor, DTensor] = dict(zip(originals, self._shards.values(), strict=True))
-        self.saved: PreTrainedModel | None = None
-        """Alone, on the first rank, inside `ShardedAdamW.full_precision`: the whole model in host memory."""
         self._in_step = self._is_idle = self._passing = False
         self._layers = [twin.get_submodule(name) for name in self._layer_names]
         self._layers[0].register_forward_pre_hook(self._begin_pass, prepend=True)  # before FSDP's own
@@ -355,7 +353,7 @@ class ShardedAdamW(MasterOptimizer):
             if shard in self._adam.state
         }
         groups = [{**group, "params": list(range(len(self._shards)))} for group in self._adam.state_dict()["param_groups"]]
-        masters = self._saved_masters()
+        masters = self._all_masters()
         return {"adam": {"state": state, "param_groups": groups}, "masters": masters} if self._ranks.rank == 0 else {}
 
     @torch.no_grad()
@@ -372,27 +370,15 @@ class ShardedAdamW(MasterOptimizer):
         here = {**group, "params": list(range(len(self._shards))), "fused": self._fused or None}
         self._adam.load_state_dict({"state": kept, "param_groups": [here]})
         for n, saved in zip(self._rounded, state["masters"], strict=True):
+            if isinstance(saved, LowBits):
+                rounded = _whole(self._shards[n], self._model.dtype) if self._model.is_alone else self._parameters[n]
+                saved = joined(rounded, saved)
             local_part(self._shards[n]).copy_(self._model.part_of(saved, self._shards[n]))
             if not self._model.is_alone:
                 self._parameters[n].copy_(saved)
         if not self._rounded and not self._model.is_alone:  # the full model is exact, and was restored before
             for parameter, shard in zip(self._parameters, self._shards, strict=True):
                 local_part(shard).copy_(self._model.part_of(parameter, shard))
-
-    @contextmanager
-    def full_precision(self) -> Iterator[None]:
-        """Inside the block the model of rank 0, or `ShardedModel.saved` where there is none, holds the float32 weights."""
-        if not self._model.is_alone:
-            with super().full_precision():
-                yield
-            return
-        weights = self._model.gathered(torch.float32)
-        self._whole = [] if weights is None or not self._rounded else list(weights.values())
-        self._model.saved = None if weights is None else self._model.filled(weights)
-        try:
-            yield
-        finally:
-            self._whole = self._model.saved = None
 
     def close(self) -> None:
         """Nothing is attached to the parameters."""

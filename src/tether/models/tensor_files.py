@@ -1,0 +1,108 @@
+"""Files of tensors in the safetensors format, several at a time, with their sums.
+
+safetensors writes a file in one call that holds Python's lock, so nothing else of the process runs meanwhile, and a sum needs the file read again.
+Here the bytes of each tensor go to the file and into the sum piece by piece; both let other threads work, so files are written side by side while
+a run trains on. Readers are those of safetensors.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+WRITERS = max(2, min(8, (os.cpu_count() or 1) // 2))
+"""Files that are written at the same time; the other cores are the run's."""
+FILE_BYTES = 2**29
+"""About the size of a file, so that the disk works on the first ones while others are written."""
+PIECE = 2**23
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class Entry(NamedTuple):
+    """A tensor of a file, made when it is written."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    make: Callable[[], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+
+class TensorFile(NamedTuple):
+    """A file that is to be written."""
+
+    path: Path
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str] = {}
+
+
+def entry_of(tensor: Tensor) -> Entry:
+    """A tensor as it is."""
+    return Entry(tensor.dtype, tensor.shape, lambda: tensor)
+
+
+def write_files(files: Sequence[TensorFile]) -> dict[Path, dict[str, Any]]:
+    """Write files side by side, the largest first, each forced to the disk; returns their sums."""
+    ordered = sorted(files, key=lambda file: -sum(entry.nbytes for entry in file.entries.values()))
+    with ThreadPoolExecutor(WRITERS, thread_name_prefix="tensors") as threads:
+        written = [threads.submit(write_file, file) for file in ordered]
+    return {file.path: sums.result() for file, sums in zip(ordered, written, strict=True)}
+
+
+def write_file(file: TensorFile) -> dict[str, Any]:
+    """Write one file; returns its size and sha256."""
+    ordered = sorted(file.entries.items(), key=lambda item: -item[1].dtype.itemsize)  # each begins where its numbers may
+    header: dict[str, Any] = {"__metadata__": dict(file.metadata)} if file.metadata else {}
+    end = 0
+    for name, entry in ordered:
+        begin, end = end, end + entry.nbytes
+        header[name] = {"dtype": NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with file.path.open("xb") as out:
+        for part in (len(text).to_bytes(8, "little"), text):
+            out.write(part)
+            digest.update(part)
+        for _, entry in ordered:
+            content = entry.make().detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+            for start in range(0, len(content), PIECE):
+                out.write(content[start : start + PIECE])
+                digest.update(content[start : start + PIECE])
+        out.flush()
+        os.fsync(out.fileno())
+        return {"bytes": out.tell(), "sha256": digest.hexdigest()}
+
+
+def shared_out(entries: Mapping[str, Entry], path_of: Callable[[int], Path]) -> list[TensorFile]:
+    """Files of about `FILE_BYTES` each for some tensors, in their order; the numbers of files begin with 1."""
+    files: list[dict[str, Entry]] = []
+    size = FILE_BYTES
+    for name, entry in entries.items():
+        if size >= FILE_BYTES:
+            files.append({})
+            size = 0
+        files[-1][name] = entry
+        size += entry.nbytes
+    return [TensorFile(path_of(number), part) for number, part in enumerate(files, start=1)]
