@@ -28,7 +28,7 @@ _HARNESS = Path("experiments") / "harness" / "command.py"
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="An experiment, see --list, or all.")] = None,
-    scale: Annotated[str, typer.Option(help="tiny or qwen-1.5b.")] = "tiny",
+    scale: Annotated[str, typer.Option(help="tiny, qwen-1.5b or, for models that see, tiny-vl.")] = "tiny",
     seeds: Annotated[str | None, typer.Option(help="Other seeds than the grid's, such as 3-5 or 0,2.")] = None,
     jobs: Jobs = None,
     max_minutes: Annotated[float | None, typer.Option(help="End cleanly after this time; the next call resumes.")] = None,

@@ -194,15 +194,15 @@ class WarmstartSettings(Settings):
 
 EYE_LESSONS: dict[str, Any] = {
     "skill": {
-        "weaknesses": {"habit": 0.3, "confusion": 0.1, "indecision": 0.3, "sloppiness": 0.03},
-        "steps": 1500,
-        "episodes": 24_000,
-        "learning_rate": 1e-3,
+        "weaknesses": {"habit": 0.2, "confusion": 0.05, "indecision": 0.2, "sloppiness": 0.03},
+        "steps": 2000,
+        "episodes": 16_000,
+        "learning_rate": 1.5e-3,
     },
     "habit": {
-        "weaknesses": {"habit": 0.7, "confusion": 0.1, "indecision": 0.3, "sloppiness": 0.03},
-        "steps": 100,
-        "episodes": 3_200,
+        "weaknesses": {"habit": 0.6, "confusion": 0.1, "indecision": 0.3, "sloppiness": 0.03},
+        "steps": 80,
+        "episodes": 2_560,
         "learning_rate": 2e-4,
     },
 }
