@@ -81,20 +81,12 @@ def run_settings(out: Path | str | None, config: Path | str | None, given: Mappi
     out = Path(out) if out is not None else None
     if not resume:
         file = find_config(config) if config is not None else None
-        settings, notes = _resolved(file, given, _smoke(file, given) if smoke else {})
+        settings, notes = _resolved(file, given, SMOKE if smoke else {})
         _say(notes)
         return _fewer_prompts_on_cpu(settings, file, given)
     if smoke:
         raise ConfigError("--smoke starts a run of its own; leave it out with --resume")
     return _reopen(out, config, given)
-
-
-def _smoke(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What reduces a run; one that shows images needs the small model that sees."""
-    env = merge(read_file(file) if file is not None else {}, given).get("env")
-    options = env.get("options") if isinstance(env, Mapping) else None
-    shown = str(options.get("observation", "")) if isinstance(options, Mapping) else ""
-    return merge(SMOKE, {"model": {"name": "tiny-vl"}}) if "image" in shown else SMOKE
 
 
 def _fewer_prompts_on_cpu(settings: RunSettings, file: Path | None, given: Mapping[str, Any]) -> RunSettings:
@@ -275,6 +267,8 @@ def _resolved(config: Path | None, given: Mapping[str, Any], base: Mapping[str, 
             if chosen.name not in _named_environments(given):
                 check_received(chosen.name, f"settings file '{config}'")
         _check_agent(settings.agent.model_dump(), given.get("agent") or {}, f"settings file '{config}'")
+    if base is SMOKE and any(_shows_images(make_env(chosen.name, **chosen.options)) for chosen in settings.environments()):
+        return _resolved(config, given, merge(SMOKE, {"model": {"name": "tiny-vl"}}))
     check_name(settings.model.name)
     find_score(settings.filter.score)  # a function of the user's is imported here, so that its mistakes are told before anything runs
     if settings.agent.is_given:
@@ -288,9 +282,13 @@ def _resolved(config: Path | None, given: Mapping[str, Any], base: Mapping[str, 
 def _made(settings: RunSettings, chosen: EnvSettings) -> Env:
     """An environment of a run, unless it shows images to a model whose files say that it sees none."""
     env = make_env(chosen.name, **chosen.options)
-    if getattr(env, "shows_images", False) and reads_text_only(settings.model.name):
+    if _shows_images(env) and reads_text_only(settings.model.name):
         raise images_refused(chosen.name, settings.model.name)
     return env
+
+
+def _shows_images(env: Env) -> bool:
+    return bool(getattr(env, "shows_images", False))
 
 
 def _names_data(given: Mapping[str, Any]) -> bool:

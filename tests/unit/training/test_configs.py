@@ -1,20 +1,25 @@
 """Every config that is checked in loads, says what it is, and states the paper's values: the tables here are copied from the paper, not the code."""
 
+import base64
+import json
 import re
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from tether.algorithms.presets import PRESETS
 from tether.cli.main import main
 from tether.core.config import load, read_file
+from tether.core.errors import BadInput
+from tether.core.images import Image
 from tether.envs.deepcoder.sandbox.sandbox import describe_isolation
 from tether.envs.registry import ENVIRONMENTS, make_env
 from tether.runs.store import RunStore
-from tether.training.resolve import SMOKE
+from tether.training.resolve import SMOKE, run_settings
 from tether.training.settings import RunSettings
 
 ROOT = Path(__file__).parents[3]
@@ -241,6 +246,18 @@ def test_smoke_fits_any_config_into_tiny(check_each: Any) -> None:
         assert settings.algorithm.name == stated.algorithm.name
 
     check_each(CONFIGS, check)
+
+
+def test_smoke_takes_the_small_model_that_sees_for_a_file_with_pictures(tmp_path: Path) -> None:
+    rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(8)]
+    (tmp_path / "words.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    png = base64.b64encode(Image.of(np.zeros((8, 8, 3), dtype=np.uint8)).png).decode()
+    (tmp_path / "pictures.jsonl").write_text("".join(f"{json.dumps({**row, 'image': png})}\n" for row in rows))
+    for name, model in (("words", "tiny"), ("pictures", "tiny-vl")):
+        given = {"env": {"name": "qa", "options": {"data": str(tmp_path / f"{name}.jsonl")}}}
+        assert run_settings(None, None, given, resume=False, smoke=True).model.name == model
+    with pytest.raises(BadInput, match="tiny"):
+        run_settings(None, None, {**given, "model": {"name": "tiny"}}, resume=False, smoke=True)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from tether.models.fast.decoding.pages import Pages
 from tether.models.fast.decoding.places import Places
 from tether.models.fast.decoding.protocol import PrefillRequest
 from tether.models.fast.kernels.attention import ALIGNED, block_tokens, num_blocks, text_blocks
+from tether.models.hardware import sent
 from tether.models.vision import Embedded
 
 
@@ -51,16 +52,13 @@ class Feeds:
     def __init__(self, backbone: LlamaBackbone, pages: Pages, max_positions: int, device: torch.device) -> None:
         self._vision, self._pages, self._device = backbone.vision, pages, device
         self._block = block_tokens(backbone.num_heads, backbone.num_kv_heads)
+        self._shared: list[Tensor] = []
         self.places = Places(len(pages.tables), max_positions) if backbone.sections else None
 
     def sent(self, values: npt.NDArray[Any]) -> Tensor:
-        """On the device, whole numbers as int32. The host does not wait: behind a step that is under way, a copy from ordinary memory would."""
+        """On the device, whole numbers as int32."""
         values = values.astype(np.int32, copy=False) if values.dtype.kind == "i" else values
-        return self._sent_as_is(values)
-
-    def _sent_as_is(self, values: npt.NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(values)
-        return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
+        return sent(torch.from_numpy(values), self._device)
 
     def inputs(self, requests: Sequence[PrefillRequest], size: tuple[int, int]) -> list[Tensor]:
         """What a pass over these requests reads, filled up to so many tokens and texts; `read` names its parts."""
@@ -69,8 +67,15 @@ class Feeds:
         if self._vision is None:
             return [self.sent(self.layout(requests, ids_S, size[1]))]
         flat = self.sent(self.layout(requests, np.where(ids_S < IMAGE_IDS, ids_S, 0), size[1]))
-        states_SD, deep = self._vision.embed(self._sent_as_is(ids_S), ids_S[ids_S >= IMAGE_IDS].tolist())
+        states_SD, deep = self._vision.embed(sent(torch.from_numpy(ids_S), self._device), ids_S[ids_S >= IMAGE_IDS].tolist())
         return [flat, states_SD, *(deep or [torch.zeros_like(states_SD) for _ in range(self._vision.num_deep)])]
+
+    def recorded(self, size: tuple[int, int], most_tokens: int) -> list[Tensor]:
+        """What a recorded pass of this size reads, empty. All share the memory of what enters the layers, which is for so many tokens."""
+        flat, *states = self.inputs([], size)
+        if len(self._shared) != len(states):
+            self._shared = [states_SD.new_zeros(most_tokens, states_SD.shape[1]) for states_SD in states]
+        return [flat, *(shared[: size[0]] for shared in self._shared)]
 
     def layout(self, requests: Sequence[PrefillRequest], ids_S: npt.NDArray[np.int64], num_texts: int) -> npt.NDArray[np.int32]:
         """The numbers of a feed: the tokens of the requests, then what fills it up."""

@@ -46,6 +46,8 @@ FEED_SIZES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 """Tokens of recorded feeds; larger ones keep the device busy while their kernels are launched."""
 MIXED_SIZES = (128, 256, 384, 512, 640, 768, 1024)
 """Tokens of feeds that a step with drafts takes in; larger ones take less time apart. Each is recorded for every number of rows."""
+MOST_RECORDED = max(*FEED_SIZES, *MIXED_SIZES)
+"""Tokens of any recorded feed."""
 MIXED_PER_ROW = 128
 """The most tokens of such a feed for each row of the step: the others seldom wait for so few rows."""
 TOKENS_PER_TEXT = 16
@@ -232,7 +234,7 @@ class PagedDecoder:
     def _replayed(self, size: tuple[int, int], inputs: Sequence[Tensor]) -> Tensor:
         """The logits of a feed of a recorded size."""
         if size not in self._fed:
-            read = self._feeds.inputs([], size)
+            read = self._feeds.recorded(size, MOST_RECORDED)
             self._fed[size] = (read, *self._pass.record(partial(self._pass.logits_of_feed, self._feeds.read(read, size))))
         read, graph, logits_BV = self._fed[size]
         _copy(inputs, read)
@@ -381,7 +383,7 @@ class PagedDecoder:
         state = call.state
         key = len(state.slots_B), state.most_each, size[0], _shape(call.sampling)
         if key not in self._mixed:
-            inputs = self._feeds.inputs([], size)
+            inputs = self._feeds.recorded(size, MOST_RECORDED)
             fed = DecodeState(size[1], 1, self._device)
             step = partial(self._mixed_step, texts, state, self._feeds.read(inputs, size), fed, call.sampling)
             if self._device.type == "cuda":

@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.unit.models.sighted import logprobs_by_transformers, play, some_pictures, write_model
 
+from tether.core.images import Image
+from tether.core.protocols import Sampling
+from tether.models.fast.decoding.protocol import DraftPlan, PrefillRequest
 from tether.models.load import load_model
 from tether.models.policy import Policy
 
@@ -55,3 +59,32 @@ def test_sampled_log_probs_are_those_of_transformers(policy: Policy, drafted: in
         theirs = theirs_TV[[place - 1 for place in places], [talk.ids[place] for place in places]]
         assert torch.allclose(theirs, torch.tensor([value for _, value in talk.sampled]), atol=TOLERANCE)
         assert not {talk.ids[place] for place in places} & set(policy.vision.never_sampled)
+
+
+@pytest.mark.parametrize("policy", ["qwen3_vl"], indirect=True)
+def test_a_call_with_drafts_takes_in_an_image_of_which_another_slot_has_the_beginning(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot begins with the first three patches of six that another holds, and is fed the rest beside the steps of that one; the feed is filled up."""
+    monkeypatch.setattr(paged, "MIXED_SIZES", (32,))
+    first, second = (Image.of(np.full((16, side, 3), side, dtype=np.uint8)) for side in (24, 16))
+    assert policy.vision is not None
+    patches, others = policy.vision.expand(first), policy.vision.expand(second)
+    decoder = DecoderChoice(policy).make(2, 64, 10**8)
+    decoder.start_drafts(1)
+    texts = [[5, 6, *patches, 7, 8], [5, 6, *patches, 9, *others, 4]]
+    greedy, zeros = Sampling(temperature=0), np.zeros((1, 4), dtype=np.float32)
+    assert decoder.reserve({0: 40})
+    token = decoder.prefill([PrefillRequest((0,), 0, texts[0])], greedy, zeros[:, 0])()
+    assert decoder.adopt(1, 0, 5) == 5 and decoder.reserve({1: 40})
+    call = decoder.speculate([0], [10], token.ids_BK[0].tolist(), DraftPlan(2, 1), greedy, zeros)
+    fed = decoder.prefill([PrefillRequest((1,), 5, texts[1][5:])], greedy, zeros[:, 0])
+    found = call()
+    assert found.counts_B is not None and isinstance(decoder, paged.PagedDecoder) and decoder._mixed
+    more = decoder.decode([1], [14], fed().ids_BK[0].tolist(), greedy, zeros[:, :2])()
+    sampled = [(token, found, int(found.counts_B[0])), (fed(), more, 2)]
+    for text, images, (begun, rest, count) in zip(texts, ([first], [first, second]), sampled, strict=True):
+        ids = [*begun.ids_BK[0].tolist(), *rest.ids_BK[0, :count].tolist()]
+        theirs_TV = logprobs_by_transformers(policy, [*text, *ids], images)[len(text) - 1 : -1]
+        ours = torch.tensor([*begun.logprobs_BK[0], *rest.logprobs_BK[0, :count]])
+        assert torch.allclose(theirs_TV[range(len(ids)), ids], ours, atol=TOLERANCE)
