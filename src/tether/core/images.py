@@ -220,16 +220,17 @@ def find_runs(ids: Sequence[int]) -> list[ImageRun]:
     >>> find_runs([1, *patch_ids("00000000002a", 2), 5])
     [ImageRun(start=1, length=2, digest='00000000002a', patch=0)]
     """
-    found: list[ImageRun] = []
-    before = -1
-    for place, token in enumerate(ids):
-        if token >= IMAGE_IDS:
-            if token == before + 1 and (token & (MOST_PATCHES - 1)):
-                found[-1] = found[-1]._replace(length=found[-1].length + 1)
-            else:
-                found.append(ImageRun(place, 1, digest_of(token), token & (MOST_PATCHES - 1)))
-        before = token if token >= IMAGE_IDS else -1
-    return found
+    if max(ids, default=0) < IMAGE_IDS:
+        return []
+    tokens = np.asarray(ids, dtype=np.int64)
+    places = np.flatnonzero(tokens >= IMAGE_IDS)
+    patches = tokens[places]
+    begins = np.ones(len(places), dtype=bool)
+    begins[1:] = (np.diff(places) != 1) | (np.diff(patches) != 1) | (patches[1:] & (MOST_PATCHES - 1) == 0)
+    firsts = np.flatnonzero(begins)
+    lengths = np.diff(firsts, append=len(places))
+    runs = zip(places[firsts].tolist(), lengths.tolist(), patches[firsts].tolist(), strict=True)
+    return [ImageRun(place, length, digest_of(token), token & (MOST_PATCHES - 1)) for place, length, token in runs]
 
 
 def image_digests(ids: Sequence[int]) -> list[str]:
