@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tether.core.errors import BadInput, CheckpointError, ModelUnavailable
 from tether.models.load import load_model
-from tether.models.logprobs import AnyMicroBatch, check_same_vocabulary, forward, over_batch
+from tether.models.logprobs import AnyMicroBatch, Passes, check_same_vocabulary, forward, over_batch
 from tether.models.policy import Policy
 
 TRUNK = "trunk."
@@ -62,10 +62,17 @@ class Critic:
         )
 
     def micro_values(
-        self, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False, policy: Policy | None = None
+        self,
+        ids_BT: Tensor,
+        mask_BT: Tensor,
+        micro: AnyMicroBatch,
+        *,
+        recompute: bool = False,
+        policy: Policy | None = None,
+        passes: Passes | None = None,
     ) -> Tensor:
-        """The same for one micro-batch, with gradient; `recompute` as in `forward`. `policy`: a copy of the critic's model to compute on."""
-        values_N: Tensor = self.head(forward(policy or self.policy, ids_BT, mask_BT, micro, recompute=recompute).features_ND)
+        """The same for one micro-batch, with gradient; `recompute` and `passes` as in `forward`. `policy`: a copy of the critic's model to compute on."""
+        values_N: Tensor = self.head(forward(policy or self.policy, ids_BT, mask_BT, micro, recompute=recompute, passes=passes).features_ND)
         return values_N
 
     def state(self) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +51,14 @@ class Selected(NamedTuple):
     """The last hidden state before each token: it predicts the token, and is the state whose value a critic estimates."""
     targets_N: Tensor
     """The tokens themselves."""
+
+
+class Passes(Protocol):
+    """Passes through a model that were prepared before (recorded.py)."""
+
+    def features(self, micro: FlatBatch, ids_BT: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
+        """The last hidden states of a micro-batch's row, and from places in the row to places among them; None where there is no such pass."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +115,20 @@ def cut_batch(
 
 
 def forward(
-    policy: Policy, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False, after_last: bool = False
+    policy: Policy,
+    ids_BT: Tensor,
+    mask_BT: Tensor,
+    micro: AnyMicroBatch,
+    *,
+    recompute: bool = False,
+    after_last: bool = False,
+    passes: "Passes | None" = None,
 ) -> Selected:
     """One pass through the backbone over a micro-batch of the batch ids_BT; mask_BT selects tokens.
 
     The first token of a row has nothing before it and cannot be selected. With `recompute` the backward pass computes the layers again
-    instead of keeping what they put out. With `after_last` the place behind a row's last token may be selected too, for its state alone.
+    instead of keeping what they put out. With `after_last` the place behind a row's last token may be selected too, for its state alone. `passes` that
+    are recorded are taken where they fit.
     """
     index_M = micro.index_M.to(ids_BT.device)
     sequence_N, column_N = mask_BT[index_M].nonzero(as_tuple=True)
@@ -124,6 +140,9 @@ def forward(
         features_ND = _row_features(policy, ids_BT, micro, (sequence_N, column_N - 1), recompute)
     elif policy.backbone is None:
         raise ValueError(f"models of type '{policy.model_type}' have no pass over flat tokens; cut micro-batches by `cut_batch`")
+    elif passes is not None and not recompute and (recorded := passes.features(micro, ids_BT)) is not None:
+        features_SD, shift = recorded
+        features_ND = features_SD[sent(shift(micro.row_positions(sequence_N, column_N - 1)), policy.device)]
     else:
         attend = micro.attention(policy.backbone.scale, policy.device)
         places_of = policy.places

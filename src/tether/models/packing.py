@@ -163,7 +163,7 @@ class Run(NamedTuple):
     shared: int
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """Where everything stands in the row."""
 
     text_lengths: list[int]
@@ -220,7 +220,7 @@ class FlatBatch:
         return sum(run.shared * (len(run.members) - 1) for run in self.runs)
 
     @cached_property
-    def _layout(self) -> _Layout:
+    def layout(self) -> Layout:
         own = {run: [(member, self.lengths[member] - run.shared) for member in run.members] for run in self.runs}
         continued = [run for run in self.runs if run.shared and any(length for _, length in own[run])]
         others = [run for run in self.runs if run not in set(continued)]
@@ -246,18 +246,18 @@ class FlatBatch:
             texts.append(self.lengths[run.members[0]])
             end += texts[-1]
         starts, common, rest = (np.array([found[s] for s in self.sequences], dtype=np.int64) for found in (begins, shared, owns))
-        return _Layout(texts, [run.shared for run in continued], followers, starts, common, rest)
+        return Layout(texts, [run.shared for run in continued], followers, starts, common, rest)
 
     def row_positions(self, sequences_N: Tensor, columns_N: Tensor) -> Tensor:
         """Where tokens stand in the row: of the micro-batch's sequences (0 to M - 1), by their column."""
-        layout = self._layout
+        layout = self.layout
         begins_M, shared_M, own_M = (torch.from_numpy(a).to(columns_N.device) for a in (layout.begins_M, layout.shared_M, layout.own_M))
         own_N = own_M[sequences_N] + columns_N - shared_M[sequences_N]
         return torch.where(columns_N < shared_M[sequences_N], begins_M[sequences_N] + columns_N, own_N)
 
     def to_flat(self, ids_BT: Tensor, places: Callable[[list[int]], Ints] | None = None) -> tuple[Tensor, Tensor]:
         """Ids and positions [S] of the forward pass; positions are [3, S] where `places` gives those of a sequence."""
-        layout = self._layout
+        layout = self.layout
         source_S = np.empty(self.num_tokens, dtype=np.int64)
         positions_S = np.empty(self.num_tokens if places is None else (3, self.num_tokens), dtype=np.int64)
         for number, sequence in enumerate(self.sequences):
@@ -272,7 +272,7 @@ class FlatBatch:
 
     def attention(self, scale: float, device: torch.device) -> PackedAttention:
         """The attention of that row: which tokens see which."""
-        layout = self._layout
+        layout = self.layout
         return PackedAttention(layout.text_lengths, layout.prompt_lengths, layout.follower_lengths, scale=scale, device=device)
 
 

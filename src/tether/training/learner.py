@@ -37,6 +37,7 @@ from tether.models.critic import Critic
 from tether.models.hardware import forget_failed, memory_boundary
 from tether.models.logprobs import AnyMicroBatch, MicroBatchTokens, Selected, cut_batch, forward, logprobs_and_entropy
 from tether.models.policy import Policy
+from tether.models.recorded import RecordedPasses
 from tether.training.distributed.ranks import Ranks, balanced
 from tether.training.memory import MicroBudget
 from tether.training.optim import FP32MasterAdamW
@@ -97,6 +98,11 @@ class Learner:
             if not critic.shared:
                 self._add_optimizer("critic", critic.backbone_parameters(), dtype, critic.policy)
         self._policies = [policy] if critic is None or critic.shared else [policy, critic.policy]
+        self._passes = {
+            name: RecordedPasses(model, optimizer.keep_gradients)
+            for name, model in zip(("policy", "critic"), self._policies, strict=False)
+            if isinstance(optimizer := self._optimizers[name], FP32MasterAdamW) and self.ranks.size == 1 and settings.packing
+        }
         self._budget = MicroBudget(settings.micro_tokens, settings.gradient_checkpointing)
         self.nonfinite_streak = 0
         """How many updates in a row were left out by now."""
@@ -173,6 +179,13 @@ class Learner:
             optimizer.load_state_dict(optimizers[name])
         self.nonfinite_streak = streak
 
+    def take_notes(self) -> list[str]:
+        """What is worth a line since this was asked last."""
+        notes = [passes.failure for passes in self._passes.values() if passes.failure]
+        for passes in self._passes.values():
+            passes.failure = ""
+        return notes
+
     @property
     def micro_tokens(self) -> int:
         """Tokens that go through the model at once, by now."""
@@ -215,6 +228,8 @@ class Learner:
             except OutOfMemory as error:
                 failure = str(error.__cause__ or error)
             # Only here, where nothing refers to the failed pass any more, is its memory free.
+            for passes in self._passes.values():
+                passes.forget("memory ran out")
             for optimizer in self._optimizers.values():
                 optimizer.zero_grad()
             forget_failed(self.policy.device)
@@ -264,11 +279,13 @@ class Learner:
             loss = self._computed("policy", partial(self._policy_loss, minibatch, micro, loss_scale, weights_BT, value_weights_BT, counted))
             (loss if is_own else 0.0 * loss).backward()
             counted.add_loss(loss)
+            del loss  # and with it what led to it: a pass is recorded only where no other holds on to the weights
         if self.critic is not None and not self.critic.shared:
             for micro, is_own in self._cut("critic", self.critic.policy, minibatch):
                 counted = totals if is_own else TokenTotals()
                 loss = self._computed("critic", partial(self._critic_loss, minibatch, micro, value_weights_BT, counted))
                 (loss if is_own else 0.0 * loss).backward()
+                del loss
         if self.ranks.size > 1:
             totals.settle()
 
@@ -290,7 +307,14 @@ class Learner:
         policy: Policy,
     ) -> Tensor:
         part = MicroBatchTokens.select(minibatch, micro, policy.device)
-        selected = forward(policy, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
+        selected = forward(
+            policy,
+            minibatch.ids_BT,
+            minibatch.loss_mask_BT,
+            micro,
+            recompute=self._budget.recompute,
+            passes=self._passes.get("policy"),
+        )
         loss = loss_scale * (part.gather(weights_BT) * self.policy_losses(policy, selected, part, totals)).sum()
         totals.count_micro(len(selected.targets_N), micro.num_tokens, micro.num_positions, micro.num_saved, micro.num_pairs)
         if self.critic is not None and self.critic.shared:
@@ -302,7 +326,12 @@ class Learner:
         assert self.critic is not None
         part = MicroBatchTokens.select(minibatch, micro, policy.device)
         values_N = self.critic.micro_values(
-            minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute, policy=policy
+            minibatch.ids_BT,
+            minibatch.loss_mask_BT,
+            micro,
+            recompute=self._budget.recompute,
+            policy=policy,
+            passes=self._passes.get("critic"),
         )
         return (part.gather(weights_BT) * self._value_losses(values_N, part, totals)).sum()
 

@@ -125,6 +125,7 @@ class FP32MasterAdamW(MasterOptimizer):
             self._masters.get(n, _GradientSum() if n in rounded else parameter) for n, parameter in enumerate(self._parameters)
         ]
         """What holds the float32 gradient of each parameter."""
+        self._keeps = False
         for parameter in self._parameters:
             parameter.data = parameter.data.to(compute_dtype or parameter.dtype)
         self._hooks = [self._parameters[n].register_post_accumulate_grad_hook(_gradient_mover(self._holders[n])) for n in self._rounded]
@@ -157,10 +158,23 @@ class FP32MasterAdamW(MasterOptimizer):
             torch._foreach_copy_([self._parameters[n] for n in owned], [self._masters[n] for n in owned])
         self._ranks.broadcast(self._parameters, self._owners)
 
+    def keep_gradients(self) -> list[Tensor]:
+        """Give the float32 gradient of every rounded parameter a place that it keeps from now on; returns these."""
+        self._keeps = True
+        for n in self._rounded:
+            if self._holders[n].grad is None:
+                self._holders[n].grad = torch.zeros_like(self._parameters[n], dtype=torch.float32)
+        return [gradient for n in self._rounded if (gradient := self._holders[n].grad) is not None]
+
     def zero_grad(self) -> None:
-        """Forget the gradients, and their memory."""
-        for holder in (*self._holders, *self._parameters):  # a parameter has one where a backward pass broke off
-            holder.grad = None
+        """Forget the gradients, and their memory unless they keep it."""
+        kept = {n for n in self._rounded if self._keeps and self._holders[n].grad is not None}
+        for n, (holder, parameter) in enumerate(zip(self._holders, self._parameters, strict=True)):
+            parameter.grad = None  # there is one where a backward pass broke off
+            if n not in kept:
+                holder.grad = None
+        if kept:
+            torch._foreach_zero_([gradient for n in kept if (gradient := self._holders[n].grad) is not None])
 
     @property
     def bytes_to_come(self) -> int:

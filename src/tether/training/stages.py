@@ -207,7 +207,7 @@ def record(run: TrainedRun, step: int, sampled: SampledBatch, batch: Batch, upda
     metrics.put("update", update)
     for section, values in health.metrics.items():
         metrics.put(section, values)
-    notes = [*run.sampler.take_notes(), *health.notes, *_remarks(sampled, update), *_replies(run, step, sampled)]
+    notes = [*run.sampler.take_notes(), *run.learner.take_notes(), *health.notes, *_remarks(sampled, update), *_replies(run, step, sampled)]
     if step == 1:  # what leaves nothing to learn is said before hours are spent; errors and replies have notes of their own already
         causes = [cause for cause in find_causes(metrics, notes) if cause.kind is not CauseKind.ERRORS]
         notes += [cause.sentence() for cause in causes if cause.sentence() not in notes]

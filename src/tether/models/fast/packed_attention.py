@@ -31,16 +31,12 @@ class PackedLengths(NamedTuple):
     """Consecutive stretches of a row."""
 
     lengths: tuple[int, ...]
+    """Not known where they change between replays of a recorded pass."""
     cumulative: Tensor
     """Where each begins, and where the last one ends; int32, on the device."""
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
-
-    @property
-    def total(self) -> int:
-        return sum(self.lengths)
+    longest: int
+    """At least the longest of them."""
+    total: int
 
     def slices(self) -> Iterator[slice]:
         start = 0
@@ -52,7 +48,7 @@ class PackedLengths(NamedTuple):
 def packed_lengths(lengths: Sequence[int], device: torch.device) -> PackedLengths:
     """Stretches of these lengths, none of them empty, one behind the other."""
     cumulative = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    return PackedLengths(tuple(lengths), sent(cumulative, device))
+    return PackedLengths(tuple(lengths), sent(cumulative, device), max(lengths), sum(lengths))
 
 
 class PackedAttention:
