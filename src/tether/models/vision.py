@@ -15,7 +15,9 @@ Shape legend: S tokens, D width of the model, N images.
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -24,9 +26,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface
 
 from tether.core.errors import BadInput
 from tether.core.images import IMAGE_IDS, Image, ImageRun, find_runs, image_of, patch_ids
+from tether.models.fast.packed_attention import PackedLengths, packed_kernel
+from tether.models.probing import HALF_TYPES
 
 Ints = npt.NDArray[np.int64]
 PlacesOf = Callable[..., tuple[Ints, Ints]]
@@ -98,7 +103,8 @@ class Vision:
     def _read(self, image: Image) -> dict[str, Any]:
         """What the image processor makes of an image."""
         options = {"return_row_col_info": True} if self.module.config.model_type in IDEFICS else {}
-        images: Any = [[image.pixels]] if options else [image.pixels]
+        pixels = image.pixels.copy()  # torch warns of memory that it may not write to
+        images: Any = [[pixels]] if options else [pixels]
         try:
             inputs = dict(self.image_processor(images=images, return_tensors="pt", **options))
         except ValueError as error:  # such as a side that is 200 times as long as the other
@@ -174,7 +180,8 @@ class Vision:
         device = next(self.tower[0].parameters()).device
         pixels = [self._pixels[image] for image in images]
         inputs = {name: torch.cat([each[name] for each in pixels]).to(device) for name in pixels[0] if name not in ("rows", "cols")}
-        output = base.get_image_features(**inputs)
+        with self._windows_at_once():
+            output = base.get_image_features(**inputs)
         pooled = output.pooler_output
         width = int(self.module.config.get_text_config().hidden_size)
         whole = (pooled if isinstance(pooled, Tensor) else torch.cat(list(pooled))).reshape(-1, width)
@@ -183,6 +190,21 @@ class Vision:
             for part in getattr(output, "deepstack_features", None) or ()
         ]
         return list(zip(*(part.chunk(len(images)) for part in (whole, *deep)), strict=True))
+
+    @contextmanager
+    def _windows_at_once(self) -> Iterator[None]:
+        """On a card, attention inside of all windows of all images is one call; the model's own code makes one for each window, thousands a pass."""
+        weight = next(self.tower[0].parameters())
+        config: Any = self.tower[0].config
+        if self.module.config.model_type not in QWEN or not weight.is_cuda or weight.dtype not in HALF_TYPES or torch.is_grad_enabled():
+            yield
+            return
+        usual = config._attn_implementation
+        config._attn_implementation = PACKED
+        try:
+            yield
+        finally:
+            config._attn_implementation = usual
 
     # -------------------------------------------------------------------------------------------------------------- places
 
@@ -215,6 +237,22 @@ class Vision:
         if image not in self._grids:
             self._read(image)
         return self._grids[image]
+
+
+def attention_of_windows(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, cu_seq_lens_q: Tensor, **__: Any
+) -> tuple[Tensor, None]:
+    """As transformers calls an attention that takes many texts at once: states are [1, heads, S, width], what comes back is [1, S, heads, width]."""
+    query_SHD, key_SHD, value_SHD = (states[0].transpose(0, 1) for states in (query, key, value))
+    lengths = tuple(end - start for start, end in pairwise(cu_seq_lens_q.tolist()))
+    texts = PackedLengths(lengths, cu_seq_lens_q.int(), max(lengths), len(query_SHD))
+    kernel = packed_kernel(query.device.type, query.dtype, query.shape[-1]).kernel
+    return kernel.forward(query_SHD, key_SHD, value_SHD, (texts, texts), False, scaling)[0][None], None
+
+
+PACKED = "flash_attention_of_windows"
+"""transformers gives all windows at once to an attention with "flash" in its name."""
+AttentionInterface.register(PACKED, attention_of_windows)
 
 
 def vision_tower(module: Any) -> list[nn.Module]:

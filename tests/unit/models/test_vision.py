@@ -12,6 +12,7 @@ from transformers import AutoProcessor
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.core.images import Image, find_runs, image_digests, with_placeholders
 from tether.core.protocols import Sampling
+from tether.core.seeding import generator
 from tether.models.chat import ChatFormat
 from tether.models.fast.decoding.sampling import sample
 from tether.models.load import load_model
@@ -19,6 +20,7 @@ from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy, tok
 from tether.models.lora import add_lora
 from tether.models.policy import Policy
 from tether.models.scoring.local import scorer_for
+from tether.models.vision import PACKED
 from tether.training.checkpoint import write_model as write_folder
 
 TOLERANCE = 5e-6
@@ -201,3 +203,20 @@ def test_a_written_model_expands_images_alike_elsewhere(folders: Path, pictures:
     processor: Any = AutoProcessor.from_pretrained(tmp_path)
     made = processor(text=vision.placeholder, images=[pictures[0].pixels])["input_ids"]
     assert list(made[0]) == with_placeholders(vision.expand(pictures[0]), vision.placeholder_id)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_attention_of_all_windows_at_once_is_that_of_each(family: str, tmp_path: Path) -> None:
+    policy = Policy(*load_model(str(write_model(family, tmp_path / family)), device="cpu"))
+    vision = policy.vision
+    assert vision is not None
+    images = [Image.of(generator("windows", n).integers(0, 255, (side, 40, 3), dtype=np.uint8)) for n, side in enumerate((24, 24, 56))]
+    usual = vision.features(image.digest for image in images)
+    vision.forget_features()
+    tower: Any = vision.tower[0]
+    tower.config._attn_implementation = PACKED
+    at_once = vision.features(image.digest for image in images)
+    for digest, parts in usual.items():
+        for part, other in zip(parts, at_once[digest], strict=True):
+            assert part.abs().max() > 0.01
+            torch.testing.assert_close(part, other, atol=2e-6, rtol=1e-5)
