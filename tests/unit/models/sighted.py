@@ -177,7 +177,8 @@ def logprobs_by_transformers(policy: Policy, ids: Sequence[int], images: Sequenc
     assert vision is not None
     ids_1T = torch.tensor([with_placeholders(ids, vision.placeholder_id)], device=policy.device)
     nested = not str(module.config.model_type).startswith("qwen")
-    each = [vision.image_processor(images=[[image.pixels]] if nested else [image.pixels], return_tensors="pt") for image in images]
+    pixels = [image.pixels.copy() for image in images]
+    each = [vision.image_processor(images=[[one]] if nested else [one], return_tensors="pt") for one in pixels]
     dim = 1 if nested else 0
     names = ("pixel_values", "pixel_attention_mask") if nested else ("pixel_values", "image_grid_thw")
     inputs = {name: torch.cat([dict(one)[name] for one in each], dim=dim).to(policy.device) for name in names} if each else {}
