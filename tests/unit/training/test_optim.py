@@ -99,6 +99,7 @@ def test_a_norm_that_is_not_finite_changes_nothing(bad: float, dtype: torch.dtyp
     _backward(weights, 8.0, 8.0)  # the next update is the first that counts: one whole rate down
     optimizer.step(optimizer.clip(100.0).isfinite())
     assert weights.tolist() == pytest.approx([0.9, 1.9], abs=0.01 if dtype == BF16 else 2e-7)
+    assert optimizer.state_dict()["adam"]["state"][0]["exp_avg"].tolist() == pytest.approx([0.8, 0.8])  # a tenth of it, not scaled up
 
 
 def test_the_norm_does_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 Tokens of any number of texts stand behind one another. Each has its position, and the caller passes a function that does the attention:
 this is the only difference between a learner (texts that do not see each other, with gradient), a scorer (continuations of shared prompts)
-and a decoder (a cache). The weights are the module's own. Without gradient, projections of one input are one product; with gradient the
-module's own layers are called, so that adapters and hooks on parameters work as usual.
+and a decoder (a cache). The weights are the module's own. Projections of one input are one product, with gradient on a card alone; gradients are
+those of the module's own parameters. Layers that are more than that, such as adapters, are called.
 
 `policy.probe_backbone` decides whether a model is computed this way: the parts must be those of a Llama (fast/layers.py), and 24 tokens at positions up
 to the last one that the run may use must give what the module gives.
@@ -59,6 +59,8 @@ class LlamaBackbone:
         self.through_modules = False
         """Whether a layer is computed inside a call of its module, so that hooks on the module run. FSDP gathers a layer's weights in such
         hooks."""
+        self.joins_gradients = model.device.type == "cuda"
+        """Whether projections of one input are one product in a pass with gradient too: fewer kernels, which a card gains by."""
         self.few_by_kernels = all(layer.has_plain_products for layer in layers)
         """Whether kernels of our own compute the products of few tokens."""
         self.vision: Vision | None = None
@@ -132,7 +134,7 @@ class LlamaBackbone:
             recompute: keep only the input of each layer for the backward pass and compute the layer again there.
         """
         # Weights that are in place only during a call have no memory of their own to be joined in.
-        fused = not torch.is_grad_enabled() and not self.through_modules
+        fused = not self.through_modules and (self.joins_gradients or not torch.is_grad_enabled())
         if fused:
             self.join()
         if apply_positions is None:
@@ -146,7 +148,7 @@ class LlamaBackbone:
             tokens = Embedded(self.words(tokens)) if self.vision is None else self.vision.embed(tokens)
         residual_SD, deep = tokens
         delta_SD: Tensor | None = None
-        few = fused and self._are_few(residual_SD)
+        few = fused and not torch.is_grad_enabled() and self._are_few(residual_SD)
         for index, layer in enumerate(self.layers):
             compute: Callable[..., tuple[Tensor, Tensor]] = partial(self._layer_of_few if few else self._layer, index, layer)
             if recompute and torch.is_grad_enabled():
@@ -189,7 +191,7 @@ class LlamaBackbone:
         """One layer: (what the MLP adds, the residual stream before it).
 
         The sum of the two is left to the next norm, which reads it anyway: one pass over memory instead of two. `fused` computes the
-        projections of one input as one product; with gradient that would bypass the module's parameters, so it is False there.
+        projections of one input as one product.
         """
         norm: Any = layer.attention_norm
         if delta_SD is None:
@@ -202,10 +204,10 @@ class LlamaBackbone:
         norm = layer.mlp_norm
         normed_SD, residual_SD = add_rms_norm(mixed_SD, residual_SD, norm.weight, norm.variance_epsilon)
         if layer.gate_up is not None and fused:
-            gate_SF, up_SF = layer.gate_up(normed_SD).chunk(2, dim=-1)
+            product_SF = swiglu(layer.gate_up(normed_SD))
         else:
-            gate_SF, up_SF = layer.gate(normed_SD), layer.up(normed_SD)
-        added_SD: Tensor = layer.down(swiglu(gate_SF, up_SF))
+            product_SF = swiglu(layer.gate(normed_SD), layer.up(normed_SD))
+        added_SD: Tensor = layer.down(product_SF)
         return added_SD, residual_SD
 
     def _are_few(self, x_SD: Tensor) -> bool:
@@ -253,7 +255,9 @@ class LlamaBackbone:
     def _heads(self, layer: Layer, states_SN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values that were computed as one."""
         sizes = [heads * self.head_dim for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
-        return self._normed_heads(layer, states_SN.split(sizes, dim=-1))
+        query_SN, key_SN, value_SN = states_SN.split(sizes, dim=-1)
+        # With gradient values are kept for the backward pass, and as a part of the whole they would keep it all.
+        return self._normed_heads(layer, (query_SN, key_SN, value_SN.contiguous() if torch.is_grad_enabled() else value_SN))
 
     def _normed_heads(self, layer: Layer, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         width = self.head_dim

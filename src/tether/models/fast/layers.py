@@ -105,7 +105,11 @@ class FusedLinear:
         return self._bias
 
     def __call__(self, x_SD: Tensor) -> Tensor:
-        return nn.functional.linear(x_SD, self.weight, self.bias)
+        if not torch.is_grad_enabled():
+            return nn.functional.linear(x_SD, self.weight, self.bias)
+        biases = () if self.bias is None else [layer.bias for layer in self._layers]
+        out_SN: Tensor = _JoinedProduct.apply(x_SD, self.weight, self.bias, *(layer.weight for layer in self._layers), *biases)
+        return out_SN
 
 
 def _lie_together(tensors: Sequence[Tensor]) -> bool:
@@ -258,16 +262,21 @@ def add_rms_norm(delta_SN: Tensor, residual_SN: Tensor, weight_N: Tensor, eps: f
     return _norm(residual_SN, delta_SN, weight_N, eps)
 
 
-def swiglu(gate_SF: Tensor, up_SF: Tensor) -> Tensor:
-    """silu(gate) * up."""
+def swiglu(*parts: Tensor) -> Tensor:
+    """silu(gate) * up; gate and up [S, F] each, or beside each other in one matrix."""
+    gate_SF, up_SF = _halves(parts)
     if not gate_SF.is_cuda:
         return torch.nn.functional.silu(gate_SF) * up_SF
     if torch.is_grad_enabled():
-        product: Tensor = _SwiGlu.apply(gate_SF, up_SF)
+        product: Tensor = _SwiGlu.apply(*parts)
         return product
     from tether.models.fast.kernels.pointwise import swiglu_forward
 
     return swiglu_forward(gate_SF, up_SF)
+
+
+def _halves(parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    return parts if len(parts) == 2 else parts[0].chunk(2, dim=-1)
 
 
 def rotary(query_SHD: Tensor, key_SKD: Tensor, positions_S: Tensor, cos_PR: Tensor, sin_PR: Tensor) -> tuple[Tensor, Tensor]:
@@ -325,20 +334,44 @@ class _AddNorm(torch.autograd.Function):
         return out_SN, out_SN, weight_N, None
 
 
-class _SwiGlu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate_SF: Tensor, up_SF: Tensor) -> Tensor:
-        from tether.models.fast.kernels.pointwise import swiglu_forward
+class _JoinedProduct(torch.autograd.Function):
+    """The product with a joined matrix, and the gradients of the layers' own parameters, which are its rows: two products in all."""
 
-        ctx.save_for_backward(gate_SF, up_SF)
-        return swiglu_forward(gate_SF, up_SF)
+    @staticmethod
+    def forward(ctx: Any, x_SD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(x_SD, weight_ND)
+        ctx.sizes = [len(parameter) for parameter in parameters if parameter.ndim == 2]
+        return nn.functional.linear(x_SD, weight_ND, bias_N)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, by_out_SN: Tensor) -> tuple[Tensor | None, ...]:
+        x_SD, weight_ND = ctx.saved_tensors
+        wants_x, _, _, *wanted = ctx.needs_input_grad
+        by_x_SD = by_out_SN @ weight_ND if wants_x else None
+        by_parameters: list[Tensor | None] = [None] * len(wanted)
+        if any(wanted):
+            by_parameters[: len(ctx.sizes)] = (by_out_SN.t() @ x_SD).split(ctx.sizes)
+            if len(wanted) > len(ctx.sizes):
+                by_parameters[len(ctx.sizes) :] = by_out_SN.sum(dim=0).split(ctx.sizes)
+        return by_x_SD, None, None, *by_parameters
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *parts: Tensor) -> Tensor:
+        from tether.models.fast.kernels.pointwise import swiglu_forward
+
+        ctx.save_for_backward(*parts)
+        return swiglu_forward(*_halves(parts))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor | tuple[Tensor, ...]:
         from tether.models.fast.kernels.pointwise import swiglu_backward
 
-        return swiglu_backward(grads[0].contiguous(), *ctx.saved_tensors)
+        by_both_S2F = swiglu_backward(grads[0].contiguous(), *_halves(ctx.saved_tensors))
+        return by_both_S2F if len(ctx.saved_tensors) == 1 else by_both_S2F.chunk(2, dim=1)
 
 
 class _Rotary(torch.autograd.Function):

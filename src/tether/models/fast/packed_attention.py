@@ -84,13 +84,7 @@ class _Attention(torch.autograd.Function):
             to_prompt_SHD, prompt_sums_HS = kernel.forward(
                 query_SHD[follow], key_SKD[prompt], value_SKD[prompt], plan.shared, False, plan.scale
             )
-            # The softmax over both parts weighs each part by exp of its log-sum-exp; the prompt's share of the two is a sigmoid.
-            own_sums_HS = sums_HS[:, follow]
-            share_SH1 = torch.sigmoid(prompt_sums_HS - own_sums_HS).t()[..., None]  # of the prompt
-            out_SHD[follow] = torch.lerp(out_SHD[follow].to(share_SH1.dtype), to_prompt_SHD.to(share_SH1.dtype), share_SH1).to(
-                out_SHD.dtype
-            )
-            sums_HS[:, follow] = torch.logaddexp(own_sums_HS, prompt_sums_HS)
+            _merge(out_SHD[follow], sums_HS[:, follow], to_prompt_SHD, prompt_sums_HS)
         ctx.save_for_backward(query_SHD, key_SKD, value_SKD, out_SHD, sums_HS)
         ctx.plan = plan
         return out_SHD
@@ -121,6 +115,19 @@ class _Attention(torch.autograd.Function):
             by_key[prompt] += more_key
             by_value[prompt] += more_value
         return by_query, by_key, by_value, None
+
+
+def _merge(out_SHD: Tensor, sums_HS: Tensor, other_SHD: Tensor, other_sums_HS: Tensor) -> None:
+    """Make the softmax over some keys, in place, that over these keys and others."""
+    if out_SHD.is_cuda:
+        from tether.models.fast.kernels.pointwise import merge_attention
+
+        merge_attention(out_SHD, sums_HS, other_SHD, other_sums_HS)
+        return
+    # Each part is weighed by exp of its log-sum-exp; the share of the others is a sigmoid.
+    share_SH1 = torch.sigmoid(other_sums_HS - sums_HS).t()[..., None]
+    out_SHD.copy_(torch.lerp(out_SHD.to(share_SH1.dtype), other_SHD.to(share_SH1.dtype), share_SH1))
+    sums_HS.copy_(torch.logaddexp(sums_HS, other_sums_HS))
 
 
 def _parts(plan: PackedAttention) -> tuple[slice, slice]:
@@ -283,11 +290,16 @@ class _FlashOnGpu:
             of_keys.longest,
             0.0,
             causal,
-            torch.zeros(2, dtype=torch.uint64, device=by_out_SHD.device),  # the random state of dropout, of which there is none
-            torch.empty(0, device=by_out_SHD.device),
+            *_no_dropout(by_out_SHD.device),
             scale=scale,
         )
         return by_query, by_key, by_value
+
+
+@lru_cache
+def _no_dropout(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The random state of dropout, of which there is none."""
+    return torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)
 
 
 def _at_least_two(texts: PackedLengths) -> int:

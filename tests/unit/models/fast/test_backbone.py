@@ -115,11 +115,13 @@ def test_the_probe_finds_out_what_the_parts_do_not_tell() -> None:
     assert find_layers(model_of(STRANGERS["granite"]()))
 
 
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
-def test_gradients_are_the_modules(name: str, recompute: bool) -> None:
+def test_gradients_are_the_modules(name: str, recompute: bool, joined: bool) -> None:
     model = model_of(MEMBERS[name]())
     backbone = trunk_of(model)
+    backbone.joins_gradients = joined
     ids_T = torch.arange(30) * 5 % 99
     weights = torch.randn(30, 64)
     (ours(backbone, ids_T, recompute=recompute) * weights).sum().backward()

@@ -17,7 +17,15 @@ pytest.importorskip("triton")
 from tether.models.fast.kernels import attention
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention, text_attention
 from tether.models.fast.kernels.logits import BLOCK, DecodeState, sample_step
-from tether.models.fast.kernels.pointwise import norm_backward, norm_forward, rotate, rotate_and_store, swiglu_backward, swiglu_forward
+from tether.models.fast.kernels.pointwise import (
+    merge_attention,
+    norm_backward,
+    norm_forward,
+    rotate,
+    rotate_and_store,
+    swiglu_backward,
+    swiglu_forward,
+)
 from tether.models.fast.kernels.products import product, product_parts, product_swiglu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -88,9 +96,24 @@ def test_swiglu() -> None:
     product = silu(gate) * up
     product.backward(by_product)
     assert_close(swiglu_forward(*both.chunk(2, dim=1)), product.detach(), rtol=1e-5, atol=1e-5)
-    by_gate, by_up = swiglu_backward(by_product, *both.chunk(2, dim=1))
+    by_gate, by_up = swiglu_backward(by_product, *both.chunk(2, dim=1)).chunk(2, dim=1)
     assert_close(by_gate, gate.grad, rtol=1e-5, atol=1e-5)
     assert_close(by_up, up.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_two_parts_of_an_attention() -> None:
+    """The softmax over 7 keys, from those over the first 3 and the last 4; the parts lie inside larger tensors."""
+    scores_HSX, values_HXD = random(3, 5, 7) * 4, random(3, 7, 20)
+    parts = [(scores_HSX[..., part], values_HXD[:, part]) for part in (slice(0, 3), slice(3, 7), slice(0, 7))]
+    own, other, whole = ((scores.softmax(-1) @ values, scores.logsumexp(-1)) for scores, values in parts)
+    out_SHD, sums_HS = random(9, 3, 20), random(3, 9)
+    out_SHD[2:7], sums_HS[:, 2:7] = own[0].transpose(0, 1), own[1]
+    before = out_SHD.clone(), sums_HS.clone()
+    merge_attention(out_SHD[2:7], sums_HS[:, 2:7], other[0].transpose(0, 1).contiguous(), other[1])
+    assert_close(out_SHD[2:7], whole[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
+    assert_close(sums_HS[:, 2:7], whole[1], rtol=1e-5, atol=1e-5)
+    assert_close(out_SHD[[0, 1, 7, 8]], before[0][[0, 1, 7, 8]])
+    assert_close(sums_HS[:, :2], before[1][:, :2])
 
 
 def turned(x_SHD: Tensor, positions_S: Tensor, angles_PR: Tensor) -> Tensor:

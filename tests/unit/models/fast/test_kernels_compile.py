@@ -16,6 +16,7 @@ KERNELS = [
     "_differentiate_rows",
     "_guess",
     "_learn",
+    "_merge_attention",
     "_norm_backward",
     "_norm_forward",
     "_pick",
@@ -47,7 +48,7 @@ from tether.models.fast.kernels import attention, pointwise, products
 from tether.models.fast.kernels.attention import attend_new_tokens, text_attention
 from tether.models.fast.kernels.drafts import TextTable
 from tether.models.fast.kernels.logits import logit_gradient, reduce_logits
-from tether.models.fast.kernels.pointwise import norm_backward, swiglu_backward
+from tether.models.fast.kernels.pointwise import merge_attention, norm_backward, swiglu_backward
 from tether.models.fast.kernels.warm_up import _attend_new, _draft_jobs, _jobs
 from tether.models.fast.layers import find_layers
 
@@ -98,6 +99,7 @@ for num_texts in (1, 4):
 text_attention(x, few, few, number[:3], 8, 1.0)
 norm_backward(rows, rows, rows, row, rows[0])
 swiglu_backward(rows, rows, rows)
+merge_attention(x, torch.zeros(6, 16), x, torch.zeros(6, 16))
 reduce_logits(row[:, None].expand(16, 300).contiguous(), number.long(), 1.0, (row, row, row))
 logit_gradient(row[:, None].expand(16, 300).contiguous(), number.long(), 1.0, (row, row), (row, row), torch.bfloat16)
 for name in sorted(compiled):

@@ -1,4 +1,5 @@
-"""The steps between a layer's matrix products, one pass over memory each, and their gradients: norm, SwiGLU, rotary positions.
+"""The steps between a layer's matrix products, one pass over memory each, and their gradients: norm, SwiGLU, rotary positions; and two parts of an
+attention made one.
 
 Norm: a row is normalised in float32, rounded to its own precision, and then scaled by the weight, as transformers does it; the addition of
 the residual stream happens in the same pass, and where that comes in parts (kernels/products.py) their sum too. Rows are addressed as heads
@@ -111,7 +112,7 @@ def norm_backward(grad: Tensor, carried: Tensor | None, x: Tensor, scale: Tensor
     programs = min(BACKWARD_PROGRAMS, num_rows)
     rows_each = triton.cdiv(num_rows, programs)
     out = torch.empty_like(x)
-    parts_PN = torch.zeros(programs, width, dtype=torch.float32, device=x.device)
+    parts_PN = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
     _norm_backward[(programs,)](
         grad, x if carried is None else carried, x, scale, weight, out, parts_PN, num_rows, width, rows_each,
@@ -136,7 +137,7 @@ def _swiglu_forward(gate_ptr, up_ptr, out_ptr, gate_stride, up_stride, width, BL
 
 
 @triton.jit
-def _swiglu_backward(grad_ptr, gate_ptr, up_ptr, gate_grad_ptr, up_grad_ptr, gate_stride, up_stride, width, BLOCK: tl.constexpr):
+def _swiglu_backward(grad_ptr, gate_ptr, up_ptr, by_gate_ptr, by_up_ptr, gate_stride, up_stride, by_stride, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -146,9 +147,9 @@ def _swiglu_backward(grad_ptr, gate_ptr, up_ptr, gate_grad_ptr, up_grad_ptr, gat
     wide = gate.to(tl.float32)
     share = 1.0 / (1.0 + tl.exp(-wide))
     silu = wide * share
-    tl.store(up_grad_ptr + row * width + columns, (grad * silu).to(gate.dtype), mask=inside)
+    tl.store(by_up_ptr + row * by_stride + columns, (grad * silu).to(gate.dtype), mask=inside)
     slope = share * (1.0 + wide * (1.0 - share))
-    tl.store(gate_grad_ptr + row * width + columns, (grad * up * slope).to(gate.dtype), mask=inside)
+    tl.store(by_gate_ptr + row * by_stride + columns, (grad * up * slope).to(gate.dtype), mask=inside)
 
 
 def swiglu_forward(gate_SF: Tensor, up_SF: Tensor) -> Tensor:
@@ -160,15 +161,16 @@ def swiglu_forward(gate_SF: Tensor, up_SF: Tensor) -> Tensor:
     return out_SF
 
 
-def swiglu_backward(grad_SF: Tensor, gate_SF: Tensor, up_SF: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of gate and up from a contiguous gradient of the product."""
+def swiglu_backward(grad_SF: Tensor, gate_SF: Tensor, up_SF: Tensor) -> Tensor:
+    """Gradients of gate and up beside each other, [S, 2F], from a contiguous gradient of the product."""
     num_rows, width = gate_SF.shape
-    gate_grad_SF, up_grad_SF = torch.empty_like(grad_SF), torch.empty_like(grad_SF)
+    by_both_S2F = torch.empty(num_rows, 2 * width, dtype=grad_SF.dtype, device=grad_SF.device)
     grid = (num_rows, triton.cdiv(width, BLOCK))
     _swiglu_backward[grid](
-        grad_SF, gate_SF, up_SF, gate_grad_SF, up_grad_SF, gate_SF.stride(0), up_SF.stride(0), width, BLOCK=BLOCK, num_warps=4
-    )
-    return gate_grad_SF, up_grad_SF
+        grad_SF, gate_SF, up_SF, by_both_S2F, by_both_S2F[:, width:], gate_SF.stride(0), up_SF.stride(0), 2 * width, width,
+        BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
+    return by_both_S2F
 
 
 @triton.jit
@@ -277,4 +279,36 @@ def rotate_and_store(
         query_SHD, key_SKD, value_SKD, *caches, positions_S, rows_S, tables_BX, *angles, *(placed or (positions_S, rows_S)),
         query_SHD.stride(0), key_SKD.stride(0), value_SKD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, half, len(query_SHD),
         PLACED=placed is not None, **_blocks(num_heads, num_kv_heads, half), PAGE=caches[0].shape[2], num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["sums_stride", "other_stride"])
+def _merge_attention(
+    out_ptr, other_ptr, sums_ptr, other_sums_ptr, sums_stride, other_stride, num_heads, width,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, HEADS)
+    column = tl.arange(0, WIDTH)[None, :]
+    present = head < num_heads
+    own_sum = tl.load(sums_ptr + head * sums_stride + token, mask=present, other=0.0)
+    other_sum = tl.load(other_sums_ptr + head * other_stride + token, mask=present, other=0.0)
+    highest = tl.maximum(own_sum, other_sum)
+    own_part, other_part = tl.exp(own_sum - highest), tl.exp(other_sum - highest)
+    tl.store(sums_ptr + head * sums_stride + token, highest + tl.log(own_part + other_part), mask=present)
+    share = (other_part / (own_part + other_part))[:, None]
+    place = (token * num_heads + head[:, None]) * width + column
+    inside = present[:, None] & (column < width)
+    own = tl.load(out_ptr + place, mask=inside, other=0.0)
+    other = tl.load(other_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    wide = own.to(tl.float32)
+    tl.store(out_ptr + place, (wide + share * (other - wide)).to(own.dtype), mask=inside)
+
+
+def merge_attention(out_SHD: Tensor, sums_HS: Tensor, other_SHD: Tensor, other_sums_HS: Tensor) -> None:
+    """Make outputs and log-sum-exps over some keys, in place, those over these keys and others; outputs are contiguous."""
+    num_heads, width = out_SHD.shape[1:]
+    _merge_attention[(len(out_SHD),)](
+        out_SHD, other_SHD, sums_HS, other_sums_HS, sums_HS.stride(0), other_sums_HS.stride(0), num_heads, width,
+        HEADS=triton.next_power_of_2(num_heads), WIDTH=triton.next_power_of_2(width), num_warps=4,
     )  # fmt: skip
