@@ -4,7 +4,7 @@
     python benchmarks/vision.py speed --model tiny-vl --side 64 --groups 2 --group 4          # CPU
     python benchmarks/vision.py looks tiny-vl runs/seeing                   # FrozenLake with its own pictures, another map's, and blank ones
 
-`speed`: pictures a second through the vision tower, and sampled tokens a second of the engine that trains, over conversations in which every turn shows
+`speed`: pictures a second through image processor and vision tower, and sampled tokens a second of the engine that trains, over conversations in which every turn shows
 a picture and words; beside it the same lengths in words alone, on the same model. Every picture is new, as for a first rollout; the members of a
 group share the first one. The best of `--repeats` counts.
 
@@ -12,6 +12,7 @@ group share the first one. The best of `--repeats` counts.
 """
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from tether.core.seeding import generator
 from tether.envs.frozen_lake.env import FrozenLake
 from tether.envs.registry import register_env
 from tether.models.load import DTYPES, load_model
-from tether.models.policy import Policy
 from tether.rollout.engines.native import NativeEngine
 
 WORDS = 24
@@ -61,26 +61,24 @@ def sighted_shape(device: str, dtype: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def conversations(
-    policy: Policy, work: Conversations, side: int, run: int, *, pictures: bool
-) -> tuple[list[FixedConversation], list[Image]]:
-    """Not begun; with pictures, or with as many words in their place. The images are to be held while they are played."""
-    vision = policy.vision
-    assert vision is not None
-    rng, held, made = generator("benchmark", "vision", run), [], []
+def random_images(count: int, side: int, *path: str | int) -> list[Image]:
+    rng = generator("benchmark", "images", *path)
+    return [Image.of(rng.integers(0, 255, (side, side, 3), dtype=np.uint8)) for _ in range(count)]
 
-    def shown() -> tuple[int, ...]:
-        image = Image.of(rng.integers(0, 255, (side, side, 3), dtype=np.uint8))
-        held.append(image)
-        ids = vision.expand(image)
-        return (*(ids if pictures else rng.integers(0, 500, len(ids)).tolist()), *rng.integers(0, 500, WORDS).tolist())
+
+def conversations(work: Conversations, run: int, shown: Iterator[tuple[int, ...]]) -> list[FixedConversation]:
+    """Not begun; every prompt and observation ends with what is shown, and words."""
+    rng, made = generator("benchmark", "vision", run), []
+
+    def observed() -> tuple[int, ...]:
+        return (*next(shown), *rng.integers(0, 500, WORDS).tolist())
 
     for group in range(work.groups):
-        prompt = (*rng.integers(0, 500, work.prompt).tolist(), *shown())
+        prompt = (*rng.integers(0, 500, work.prompt).tolist(), *observed())
         for member in range(work.group_size):
             draws = generator("benchmark", "draws", run, group, member)
-            made.append(FixedConversation(group, member, prompt, [shown() for _ in range(work.turns - 1)], draws))
-    return made, held
+            made.append(FixedConversation(group, member, prompt, [observed() for _ in range(work.turns - 1)], draws))
+    return made
 
 
 def speed(options: argparse.Namespace) -> None:
@@ -99,29 +97,34 @@ def speed(options: argparse.Namespace) -> None:
         "conversations": str(work),
         "picture": options.side,
     }
+    vision = policy.vision
+    images = random_images(options.images, options.side)
+    patches = len(vision.expand(images[0]))
+    count = work.groups * (1 + work.group_size * (work.turns - 1))
     for pictures in (True, False):
         engine = NativeEngine(policy, max_rows=work.rows, max_context=options.context)
-        number = 0
+        # Pictures are drawn beforehand; reading them is a part of what is timed.
+        runs = enumerate([random_images(count, options.side, run) if pictures else [] for run in range(1 + options.repeats)])
 
-        def play(pictures: bool = pictures, engine: NativeEngine = engine) -> tuple[int, int]:
-            nonlocal number
-            made, held = conversations(policy, work, options.side, number, pictures=pictures)
-            number += 1
+        def play(pictures: bool = pictures, engine: NativeEngine = engine, runs: Any = runs) -> int:
+            run, held = next(runs)
+            words = generator("benchmark", "words", run)
+            shown = (
+                (vision.expand(image) for image in held) if pictures else iter(lambda: tuple(words.integers(0, 500, patches).tolist()), ())
+            )
+            made = conversations(work, run, shown)
             engine.run(made, Sampling(max_tokens=work.response))
-            return sum(conversation.trajectory.num_sampled for conversation in made), len(held)
+            return sum(conversation.trajectory.num_sampled for conversation in made)
 
         play()
-        seconds, (sampled, _) = best_of(options.repeats, model.device, play)
+        seconds, sampled = best_of(options.repeats, model.device, play)
         row["tokens/s with pictures" if pictures else "tokens/s in words"] = sampled / seconds
         row["decoder"] = engine.backend
         engine.free()
-    images = [Image.of(generator("tower", n).integers(0, 255, (options.side,) * 2 + (3,), dtype=np.uint8)) for n in range(options.images)]
-    patches = len(policy.vision.expand(images[0]))
 
     def through_tower() -> None:
-        assert policy.vision is not None
-        policy.vision.forget_features()
-        policy.vision.features(image.digest for image in images)
+        vision.forget_features()
+        vision.features(image.digest for image in images)
 
     through_tower()
     seconds, _ = best_of(options.repeats, model.device, through_tower)
