@@ -195,8 +195,8 @@ class WarmstartSettings(Settings):
 EYE_LESSONS: dict[str, Any] = {
     "skill": {
         "weaknesses": {"habit": 0.2, "confusion": 0.05, "indecision": 0.2, "sloppiness": 0.03},
-        "steps": 2000,
-        "episodes": 16_000,
+        "steps": 1400,
+        "episodes": 12_000,
         "learning_rate": 1.5e-3,
     },
     "habit": {
