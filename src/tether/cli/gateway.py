@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from tether.cli.console import SafeConsole
-from tether.cli.options import Host, Port, Token
+from tether.cli.options import Grace, Host, Port, Token
 from tether.cli.serve import until_stopped
+from tether.core.http import DRAIN_SECONDS
 
 EXAMPLES = """\b
 Examples:
@@ -23,6 +24,7 @@ def gateway(
     host: Host = "127.0.0.1",
     port: Port = 8030,
     token: Token = None,
+    grace: Grace = DRAIN_SECONDS,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as rollout.max_tokens=512.")] = None,
 ) -> None:
     """Serve sessions at a model: POST /sessions opens one, its base_url speaks OpenAI's chat, POST /sessions/ID/finish takes its reward."""
@@ -39,4 +41,6 @@ def gateway(
         console.say(
             f'Open one with POST {server.url}/sessions {{"task": {{...}}}}; finish it with POST {server.url}/sessions/ID/finish {{"reward": 1.0}}.'
         )
-        run_server(make_server(server.app(secret), server.stop), listener)
+        app = server.app(secret)
+        app.state.telemetry.draining.seconds = grace
+        run_server(make_server(app, server.stop, draining=app.state.telemetry.draining), listener)

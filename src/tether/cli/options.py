@@ -73,6 +73,9 @@ Port = Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.",
 Token = Annotated[
     str | None, typer.Option(envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must send; better set as TETHER_TOKEN.")
 ]
+Grace = Annotated[
+    float, typer.Option(help="Seconds that requests and episodes in progress get after SIGTERM, while nothing new is taken.", min=0)
+]
 ToolFormat = Annotated[
     str,
     typer.Option(

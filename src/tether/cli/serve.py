@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from tether.cli.console import SafeConsole
-from tether.cli.options import Host, Port, Token, ToolFormat
+from tether.cli.options import Grace, Host, Port, Token, ToolFormat
 from tether.core.errors import BadInput
+from tether.core.http import DRAIN_SECONDS
 
 EXAMPLES = """\b
 Examples:
@@ -49,6 +50,7 @@ def serve(
     max_context: Annotated[int | None, typer.Option(help="Most tokens of a text. [default: the model's own limit]", min=2)] = None,
     cache_gb: Annotated[float | None, typer.Option(help="Memory of the key/value cache in GiB. [default: half of what is free]")] = None,
     tool_format: ToolFormat = "auto",
+    grace: Grace = DRAIN_SECONDS,
 ) -> None:
     """Serve a model over HTTP: OpenAI's completions and chat with tools, token ids with log-probs, weight updates."""
     from tether.core.http import address_of, bind, server_token
@@ -78,7 +80,7 @@ def serve(
         console.say(f"Serving {called} at {url} (Ctrl-C stops){', token required' if secret else ''}.")
         console.say(f"Use it with any OpenAI client at {url}/v1, or: tether train ENV --model {target} --engine {url}")
         with until_stopped(console.say):
-            run(served, listener, secret)
+            run(served, listener, secret, grace)
 
 
 def _plays_environments(source: str) -> bool:

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from tether.cli.console import SafeConsole
-from tether.cli.options import EnvOptions, Host, Port, Token, complete_env
+from tether.cli.options import EnvOptions, Grace, Host, Port, Token, complete_env
 from tether.cli.serve import until_stopped
 from tether.core.config import parse_overrides
 from tether.core.errors import BadInput
+from tether.core.http import DRAIN_SECONDS
 
 EXAMPLES = """\b
 Examples:
@@ -37,6 +38,7 @@ def serve_env(
     max_sessions: Annotated[int, typer.Option(help="Episodes played at the same time, at most.", min=1)] = 1024,
     idle_timeout: Annotated[float, typer.Option(help="Seconds after which an unused session is dropped.", min=0.1)] = 600.0,
     step_timeout: Annotated[float, typer.Option(help="Seconds that a reset or a step may take.", min=0.1)] = 60.0,
+    grace: Grace = DRAIN_SECONDS,
 ) -> None:
     """Serve an environment over HTTP; make_env("http://...") and tether train http://... use it."""
     from tether.core.http import TOKEN_VARIABLE, address_of, bind, server_token
@@ -45,7 +47,7 @@ def serve_env(
 
     secret = server_token(token, host)
     os.environ.pop(TOKEN_VARIABLE, None)  # it is for this server's clients: environments, and what they call, must not send it on
-    limits = SessionLimits(max_sessions=max_sessions, idle_timeout=idle_timeout, step_timeout=step_timeout)
+    limits = SessionLimits(max_sessions=max_sessions, idle_timeout=idle_timeout, step_timeout=step_timeout, drain_seconds=grace)
     allowed = CLIENT_OPTIONS | {name.strip() for name in allow or []}
     if lock_options and allow:
         raise BadInput("--lock-options is what happens without --allow-option; leave out one of them")

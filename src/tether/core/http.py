@@ -13,6 +13,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,6 +34,10 @@ KEEP_ALIVE = 75
 """Seconds that an unused connection stays open; longer than clients keep theirs, so that they seldom meet a closed one."""
 SHUTDOWN_GRACE = 3
 """Seconds that calls in progress are waited for when the server stops."""
+DRAIN_SECONDS = 15.0
+"""Until a server that got SIGTERM stops with work unfinished; less than the 20 s after which `core.child` kills one, and Kubernetes' 30 s."""
+OPEN_PATHS = ("/health", "/ready")
+"""Probes send no token."""
 
 
 class Refusal(Exception):
@@ -86,7 +91,7 @@ def token_for(url: str, variable: str = TOKEN_VARIABLE) -> str | None:
 class AccessControl:
     """Admits requests with the token; without a token, requests to this machine's names that no page of another site has sent.
 
-    `opened`: paths that need no token, beside /health, because they hold a secret of their own.
+    `opened`: paths that need no token, beside OPEN_PATHS, because they hold a secret of their own.
     """
 
     def __init__(self, app: Any, token: str | None, opened: re.Pattern[str] | None = None) -> None:
@@ -106,7 +111,7 @@ class AccessControl:
 
     def _refusal(self, path: str, headers: dict[bytes, str]) -> Refusal | None:
         if self._expected is not None:
-            if path == "/health" or (self._opened is not None and self._opened.match(path)):
+            if path in OPEN_PATHS or (self._opened is not None and self._opened.match(path)):
                 return None
             if hmac.compare_digest(headers.get(b"authorization", "").encode("latin-1"), self._expected):
                 return None
@@ -221,10 +226,36 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: Any, on_stop: Callable[[], None] = lambda: None, limits: "ConnectionLimits | None" = None) -> Any:
+class Draining:
+    """How a server ends after SIGTERM: it takes nothing new, finishes what it has, and stops when that is done or `seconds` have passed."""
+
+    def __init__(self, is_busy: Callable[[], bool], seconds: float = DRAIN_SECONDS) -> None:
+        self._is_busy, self.seconds = is_busy, seconds
+        self._since: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._since is not None
+
+    def begin(self) -> bool:
+        """Whether it begins now: a second signal does not wait."""
+        if self._since is not None:
+            return False
+        self._since = time.monotonic()
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        return self._since is not None and (not self._is_busy() or time.monotonic() - self._since > self.seconds)
+
+
+def make_server(
+    app: Any, on_stop: Callable[[], None] = lambda: None, limits: "ConnectionLimits | None" = None, draining: Draining | None = None
+) -> Any:
     """A uvicorn server of an ASGI application; `run_server` serves until the process is stopped.
 
-    `on_stop` is called in the signal handler of Ctrl-C and SIGTERM, before calls in progress are waited for.
+    `on_stop` is called when Ctrl-C or SIGTERM stops it, before calls in progress are waited for. With `draining`, SIGTERM stops it after that, and
+    the probes are answered meanwhile.
     """
     import uvicorn
 
@@ -236,8 +267,15 @@ def make_server(app: Any, on_stop: Callable[[], None] = lambda: None, limits: "C
             await super().startup(sockets)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if sig == signal.SIGTERM and draining is not None and draining.begin():
+                return
             on_stop()
             super().handle_exit(sig, frame)
+
+        async def on_tick(self, counter: int) -> bool:  # ten times a second
+            if draining is not None and draining.is_over and not self.should_exit:
+                self.handle_exit(signal.SIGTERM, None)
+            return await super().on_tick(counter)
 
     return Server(server_config(app, limits or ConnectionLimits(), KEEP_ALIVE, SHUTDOWN_GRACE))
 

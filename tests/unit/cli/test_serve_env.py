@@ -70,7 +70,7 @@ def test_token_from_the_environment() -> None:
 
 
 def test_sigterm_stops_it_in_the_middle_of_requests() -> None:
-    with _started("frozen_lake") as (process, (first, _)):
+    with _started("frozen_lake", "--grace", "0.5") as (process, (first, _)):  # the session below stays open
         url = re.findall(r"http://[\d.:]+", first)[0]
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as half, socket.create_connection((host, int(port))) as silent:

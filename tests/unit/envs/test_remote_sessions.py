@@ -16,7 +16,7 @@ from tether.envs import registry
 from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.remote.http_client import HttpEnvError, connect
 from tether.envs.remote.http_server import Service, check, serving
-from tether.envs.remote.sessions import SessionLimits
+from tether.envs.remote.sessions import STUCK_CALLS, SessionLimits
 
 
 class _MoodyOptions(TurnOptions):
@@ -142,6 +142,21 @@ def test_building_and_resetting_are_under_the_same_limit() -> None:
         with pytest.raises(HttpEnvError, match=r"answered 504: the environment took longer than 0\.3 s"):
             connect(url, slow_to_build=1.0)
         assert _sessions(url) == 0
+
+
+def test_a_server_whose_calls_all_hang_is_not_healthy() -> None:
+    with serving("moody", allow="*", limits=SessionLimits(step_timeout=0.05)) as url:
+        for left in range(STUCK_CALLS, 0, -1):
+            assert httpx.get(f"{url}/health").status_code == 200, left
+            with pytest.raises(HttpEnvError, match="answered 504"):
+                connect(url, slow_to_build=0.2)
+        assert f"the last {STUCK_CALLS} calls of the environment ran past" in httpx.get(f"{url}/health").json()["error"]
+        assert f"tether_late_calls_total {STUCK_CALLS}.0" in httpx.get(f"{url}/metrics").text
+        time.sleep(0.3)  # until their threads are gone
+        for _ in range(50):
+            if httpx.get(f"{url}/v1/env").is_success:
+                break
+        assert httpx.get(f"{url}/health").status_code == 200, "one call that ends is enough"
 
 
 @pytest.mark.parametrize(

@@ -464,6 +464,66 @@ def test_wrong_weights_are_refused_and_nothing_of_them_is_served(changeable: tup
     assert httpx.get(f"{url}/weight_info").json() == {"weight_version": "1", "updating": False}
 
 
+def test_metrics_follow_tokens_and_weights(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
+    url, _ = changeable
+
+    def metric(name: str) -> float:
+        lines = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith(f"{name} ")]
+        return float(lines[0].split()[1])
+
+    answer = _post(url, "/v1/completions", prompt=PROMPT, max_tokens=7)
+    assert metric("tether_sampled_tokens_total") == answer["usage"]["completion_tokens"]
+    assert 0 < metric("tether_cache_used_ratio") < 1, "the prefix of the request is kept"
+    assert metric("tether_queue_requests") == metric("tether_running_requests") == metric("tether_weights_version") == 0
+    first = _start(url, "run-6")
+    assert _send(url, first, {"strange": torch.zeros(2)}).status_code == 400
+    second = _start(url, "run-7")
+    _send(url, second, _named(tiny.model))
+    _post(url, f"/finish_weight_update{second}")
+    outcomes = {outcome: metric(f'tether_weight_updates_total{{outcome="{outcome}"}}') for outcome in ("applied", "refused", "replaced")}
+    assert outcomes == {"applied": 1, "refused": 1, "replaced": 1}
+    assert metric("tether_weights_version") == 7 and 0 <= metric("tether_weights_age_seconds") < 60
+    assert metric("tether_cache_used_ratio") == 0
+
+
+def test_a_stuck_engine_is_not_healthy(tiny: Any) -> None:
+    served, released = ServedModel("tiny", tiny), threading.Event()
+    served.thread._stuck_after = 0.3
+    with serving_app(make_app(served), "tiny") as url:
+        assert httpx.get(f"{url}/health").status_code == httpx.get(f"{url}/ready").status_code == 200
+        time.sleep(0.4)
+        assert httpx.get(f"{url}/health").status_code == 200, "an idle engine is not stuck"
+        stuck = served.thread.exclusive(lambda: released.wait(30))
+        deadline = time.monotonic() + 20
+        while (health := httpx.get(f"{url}/health")).status_code == 200 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert health.status_code == 503
+        assert health.json()["error"]["message"].startswith("1 requests wait, and the engine computed nothing for")
+        assert httpx.get(f"{url}/ready").status_code == 503
+        released.set()
+        assert stuck.result(20) and httpx.get(f"{url}/health").status_code == httpx.get(f"{url}/ready").status_code == 200
+
+
+def test_no_server_is_ready_while_weights_are_put_in_place(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
+    """Requests wait meanwhile: for the response in flight, and for the weights themselves."""
+    url, _ = changeable
+    update = _start(url, "1")
+    _send(url, update, _named(tiny.model))
+    assert httpx.get(f"{url}/ready").status_code == 200, "an update on its way holds nobody up"
+    with ThreadPoolExecutor(2) as threads:
+        flying = threads.submit(_post, url, "/v1/completions", prompt=PROMPT, max_tokens=200, temperature=0.0)
+        while not httpx.get(f"{url}/health").json()["requests"]:
+            time.sleep(0.01)
+        finished = threads.submit(_post, url, f"/finish_weight_update{update}")
+        said = set()
+        while not finished.done():
+            said.add(httpx.get(f"{url}/ready").text)
+            time.sleep(0.03)
+        assert any("new weights are being put in place" in text for text in said)
+        flying.result()
+    assert httpx.get(f"{url}/ready").status_code == 200
+
+
 def test_diverged_weights_are_an_error_of_the_request_and_the_server_lives(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
     url, _ = changeable
     update = _start(url, "1")

@@ -17,8 +17,9 @@ from pydantic import BaseModel, InstanceOf, StrictInt, model_validator
 
 from tether.core.config import Settings, merge, validate
 from tether.core.errors import BadInput, TetherError, environment_boundary
-from tether.core.http import AccessControl, Refusal, json_object, make_server, read_json, run_server, server_token, serving_app, status_of
+from tether.core.http import Refusal, json_object, make_server, read_json, run_server, server_token, serving_app, status_of
 from tether.core.protocols import Env
+from tether.core.telemetry import Telemetry
 from tether.core.version import __version__
 from tether.envs.registry import find_class, is_address, make_env
 from tether.envs.remote.calls import EnvDescription, close_in_thread
@@ -115,14 +116,19 @@ def make_app(service: Service) -> "FastAPI":
         return Response(encode({"error": said}), status, headers, media_type="application/json")
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers=dict.fromkeys((Refusal, BadInput, HTTPException), refused))
-    app.add_middleware(AccessControl, token=service.token)
+    telemetry = Telemetry(
+        health=table.problem,
+        is_busy=lambda: table.num_playing > 0,
+        begins=["/v1/sessions"],
+        drain_seconds=service.limits.drain_seconds,
+    )
+    telemetry.gauge("tether_sessions", "Sessions that are open.", lambda: len(table))
+    telemetry.gauge("tether_playing_sessions", "Sessions in an episode.", lambda: table.num_playing)
+    telemetry.counter("tether_late_calls_total", "Calls of environments that ran past --step-timeout.", lambda: table.num_late)
+    telemetry.add_to(app, service.token, lambda: {"status": "ok", "sessions": len(table)})
 
     def answer(content: bytes) -> Response:
         return Response(content, media_type="application/json")
-
-    @app.get("/health")
-    async def health() -> Response:
-        return answer(encode({"status": "ok", "sessions": len(table)}))
 
     @app.get("/v1/env")
     async def describe(request: Request) -> Response:
@@ -209,7 +215,8 @@ def check(service: Service) -> None:
 
 def run(service: Service, listener: socket.socket) -> None:
     """Serve until the process is stopped (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
-    run_server(make_server(make_app(service)), listener)
+    app = make_app(service)
+    run_server(make_server(app, draining=app.state.telemetry.draining), listener)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tether.core.errors import BadInput, EnvironmentFailure, environment_boundary
-from tether.core.http import Refusal
+from tether.core.http import DRAIN_SECONDS, Refusal
 from tether.core.protocols import Env
 from tether.envs.remote.calls import Begun, Reset, Take, close_in_thread, in_thread, perform, within
 from tether.envs.remote.wire import encode, observation_written, step_written
@@ -24,6 +24,9 @@ _LONGEST_MESSAGE = 2_000
 
 CONFLICT, TIMED_OUT = 409, 504
 """HTTP statuses that decide whether a session continues."""
+
+STUCK_CALLS = 8
+"""So many calls in a row past their deadline, and none that ended between them: the server is stuck. One slow environment is no reason to end others."""
 
 T = TypeVar("T")
 
@@ -37,6 +40,8 @@ class SessionLimits:
     """Seconds without a request after which a session is dropped."""
     step_timeout: float = 60.0
     """Seconds that building, resetting or stepping an environment may take."""
+    drain_seconds: float = DRAIN_SECONDS
+    """Seconds that episodes get to end when SIGTERM stops the server."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,9 +67,23 @@ class SessionTable:
         self._clock = clock
         self._sessions: dict[str, Session] = {}
         self._opening = 0
+        self.num_late = 0
+        """Calls that ran past their deadline."""
+        self._late_in_a_row = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def num_playing(self) -> int:
+        """Sessions in an episode."""
+        return sum(session.playing for session in self._sessions.values())
+
+    def problem(self) -> str | None:
+        """Why the server does not work, in one line; None while it does."""
+        if self._late_in_a_row < STUCK_CALLS:
+            return None
+        return f"the last {self._late_in_a_row} calls of the environment ran past --step-timeout, and none ended; restart the server"
 
     async def open(self, build: Callable[[], Env], seed: int, env_seed: int | None) -> bytes:
         """A new session and the first observation of its first episode."""
@@ -146,11 +165,16 @@ class SessionTable:
 
     async def _within_limit(self, work: Callable[[], T], on_late: Callable[[T | None], None] | None) -> T:
         try:
-            return await within(self.limits.step_timeout, in_thread("call", work, on_late))
+            result = await within(self.limits.step_timeout, in_thread("call", work, on_late))
+            self._late_in_a_row = 0
+            return result
         except TimeoutError:
+            self.num_late += 1
+            self._late_in_a_row += 1
             limit = self.limits.step_timeout
             raise Refusal(TIMED_OUT, f"the environment took longer than {limit:g} s, the server's --step-timeout") from None
         except EnvironmentFailure as failure:
+            self._late_in_a_row = 0
             raise _refused(failure) from _cause(failure)
 
     def _find(self, name: str) -> Session:

@@ -18,7 +18,8 @@ from starlette.exceptions import HTTPException
 
 from tether.core.config import validate
 from tether.core.errors import BadInput
-from tether.core.http import AccessControl, Refusal, json_object, make_server, read_body, run_server, status_of
+from tether.core.http import Refusal, json_object, make_server, read_body, run_server, status_of
+from tether.core.telemetry import Telemetry
 from tether.envs.searchqa.corpus import Hit, readable
 from tether.envs.searchqa.index import SearchIndex
 
@@ -57,22 +58,21 @@ def create_app(index: SearchIndex, token: str | None = None) -> FastAPI:
     handlers: Any = dict.fromkeys((Refusal, BadInput, HTTPException), refused)
     app = FastAPI(title="tether serve-search", docs_url=None, redoc_url=None, openapi_url=None, exception_handlers=handlers)
 
-    @app.get("/health")
-    async def health() -> JSONResponse:
-        return JSONResponse({"status": "healthy", "corpus_size": len(index), "index_type": "bm25", "index_loaded": True})
-
     @app.post("/retrieve")
     async def retrieve(request: Request) -> JSONResponse:
         body = json_object(await read_body(request, MAX_BODY_BYTES), "the body")
         return JSONResponse(await run_in_threadpool(_answer, index, body))
 
-    app.add_middleware(AccessControl, token=token)
+    telemetry = Telemetry()
+    telemetry.gauge("tether_documents", "Documents of the index.", lambda: len(index))
+    telemetry.add_to(app, token, lambda: {"status": "healthy", "corpus_size": len(index), "index_type": "bm25", "index_loaded": True})
     return app
 
 
 def serve(index: SearchIndex, listener: socket.socket, token: str | None) -> None:
     """Serve until the process is stopped (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
-    run_server(make_server(create_app(index, token)), listener)
+    app = create_app(index, token)
+    run_server(make_server(app, draining=app.state.telemetry.draining), listener)
 
 
 def _answer(index: SearchIndex, body: dict[str, Any]) -> dict[str, Any]:

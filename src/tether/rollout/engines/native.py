@@ -62,6 +62,12 @@ class NativeEngine:
         """The most tokens of a conversation that has the cache to itself. Allocates the cache, as a run would."""
         return self._decoder_for(self._max_rows).capacity
 
+    @property
+    def cache_used(self) -> float:
+        """The share of the cache that is taken; any thread may ask."""
+        decoder = self._decoder
+        return 0.0 if decoder is None else decoder.cache_used
+
     def sync(self, version: int | None = None) -> dict[str, float]:
         """Nothing to do: these are the learner's own tensors."""
         return {}

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tether.core.enums import StopReason
 from tether.core.errors import BadInput
-from tether.core.http import AccessControl, Refusal, read_json, status_of
+from tether.core.http import Refusal, read_json, status_of
 from tether.core.protocols import Sampling
+from tether.core.telemetry import Problem, Telemetry
 from tether.core.types import Completion
 from tether.models.messages import AgentChat
 from tether.rollout.gateway.session import Budgets, Session
@@ -94,8 +95,13 @@ class Gateway:
         self._ended |= {secret for secret, entry in self._entries.items() if not entry.session.is_open}
         self._entries = {secret: entry for secret, entry in self._entries.items() if entry.session.is_open}
 
-    def app(self, token: str | None = None) -> "FastAPI":
-        """The routes; those of a session need no token, because its secret is in their path."""
+    @property
+    def num_open(self) -> int:
+        """Sessions that are open."""
+        return sum(entry.session.is_open for entry in list(self._entries.values()))
+
+    def app(self, token: str | None = None, health: Problem = lambda: None) -> "FastAPI":
+        """The routes; those of a session need no token, because its secret is in their path. `health`: of the engine behind it."""
         from fastapi import FastAPI, Request, Response
         from starlette.exceptions import HTTPException
 
@@ -109,10 +115,6 @@ class Gateway:
         handlers: dict[Any, Any] = dict.fromkeys((HTTPException, Refusal, BadInput, *COMPUTE_ERRORS), failed)
         app = FastAPI(openapi_url=None, exception_handlers=handlers)
 
-        @app.get("/health")
-        async def health() -> Response:
-            return json_response({"status": "ok", "sessions": sum(entry.session.is_open for entry in self._entries.values())})
-
         @app.get("/sessions/{secret}/v1/models")
         async def models(secret: str) -> Response:
             self._entry(secret)
@@ -123,7 +125,14 @@ class Gateway:
             body = await read_json(request, MAX_JSON)
             return await self._answer(self._entry(secret), body, request.headers.get(RETRY_HEADER, "0") != "0")
 
-        app.add_middleware(AccessControl, token=token, opened=SESSION_PATH)
+        telemetry = Telemetry(
+            health=health,
+            ready=lambda: "no rollout is being played" if self.submit is None else None,
+            is_busy=lambda: self.num_open > 0,
+            begins=["/sessions"],
+        )
+        telemetry.gauge("tether_sessions", "Sessions that are open.", lambda: self.num_open)
+        telemetry.add_to(app, token, lambda: {"status": "ok", "sessions": self.num_open}, SESSION_PATH)
         return app
 
     def _entry(self, secret: str) -> _Entry:

@@ -167,7 +167,8 @@ class GatewayServer:
         """The routes of the sessions, and those that open and finish them, which need the token where there is one."""
         from fastapi import Request, Response
 
-        app = self._gateway.app(token)
+        app = self._gateway.app(token, self._thread.problem)
+        self._thread.report(app.state.telemetry)
 
         @app.post("/sessions")
         async def begin(request: Request) -> Response:

@@ -20,9 +20,11 @@ from pydantic import Field
 
 from tether.core.config import Settings, validate
 from tether.core.enums import FinishReason
+from tether.core.errors import BadInput
 from tether.core.grammar import ANSWER_CLOSE, THINK_OPEN
-from tether.core.http import AccessControl, Refusal, declared_type, make_server, read_body, read_json, run_server, serving_app, status_of
+from tether.core.http import DRAIN_SECONDS, Refusal, declared_type, make_server, read_body, read_json, run_server, serving_app, status_of
 from tether.core.images import Image, with_placeholders
+from tether.core.telemetry import Telemetry
 from tether.core.version import __version__
 from tether.models.load import LoadedModel
 from tether.models.messages import Message
@@ -44,6 +46,7 @@ UPDATE_SECONDS = UPDATE_TIMEOUT
 """Between two calls of a weight update, unless the publisher says otherwise; then it is given up."""
 MOST_UPDATE_SECONDS = 6 * 3600.0
 MAX_UPDATE_JSON = 2**16
+GENERATION_PATHS = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate")
 
 B = TypeVar("B", bound=Settings)
 
@@ -68,8 +71,17 @@ def make_app(served: ServedModel, token: str | None = None) -> "FastAPI":
     _add_information_routes(app, served)
     _add_generation_routes(app, served)
     _add_weight_routes(app, served, token)
-    app.add_middleware(AccessControl, token=token)
+    telemetry = Telemetry(health=served.thread.problem, ready=lambda: _swapping(served), begins=GENERATION_PATHS)
+    served.thread.report(telemetry)
+    telemetry.gauge("tether_weights_version", "The number at the end of the label of the weights.", lambda: served.version_number)
+    telemetry.gauge("tether_weights_age_seconds", "Since these weights were put in place.", lambda: time.time() - served.weights_since)
+    telemetry.counter("tether_weight_updates_total", "Weight updates by outcome.", lambda: served.updates, "outcome")
+    telemetry.add_to(app, token, lambda: {"status": "ok", "requests": served.thread.num_requests, **_weights(served)})
     return app
+
+
+def _swapping(served: ServedModel) -> str | None:
+    return "new weights are being put in place; requests wait until they are" if served.is_swapping else None
 
 
 async def _read(request: "Request", kind: type[B], most: int = MAX_JSON) -> B:
@@ -91,12 +103,6 @@ def _check_model(served: ServedModel, wanted: str | None) -> None:
 
 def _add_information_routes(app: "FastAPI", served: ServedModel) -> None:
     from fastapi import Response
-
-    @app.get("/health")
-    async def health() -> Response:
-        if not served.thread.is_alive:
-            raise Refusal(503, "the engine has stopped; look at the server's output and start it again")
-        return json_response({"status": "ok", "requests": served.thread.num_requests, **_weights(served)})
 
     @app.get("/version")
     async def version() -> Response:
@@ -310,23 +316,36 @@ def _add_weight_routes(app: "FastAPI", served: ServedModel, token: str | None) -
                 pass
             raise
         source = await read_body(request, _most_bytes(served)) if is_file else Path((await _read(request, PathBody)).path)
-        count = await asyncio.to_thread(update.take, source)
+        with _counted(served):
+            count = await asyncio.to_thread(update.take, source)
         served.find_update(wanted)  # it may have been replaced meanwhile
         return json_response({"tensors": count})
 
     @app.post("/finish_weight_update")
     async def finish(request: Request) -> Response:
         update = served.find_update(request.query_params.get("update"))
-        await served.finish_update(update)
+        with _counted(served):
+            await served.finish_update(update)
         return json_response({"weight_version": update.version})
+
+
+@contextmanager
+def _counted(served: ServedModel) -> Iterator[None]:
+    try:
+        yield
+    except BadInput:
+        served.updates["refused"] += 1
+        raise
 
 
 # ------------------------------------------------------------------------------------------------------------- in a program
 
 
-def run(served: ServedModel, listener: Any, token: str | None) -> None:
+def run(served: ServedModel, listener: Any, token: str | None, drain_seconds: float = DRAIN_SECONDS) -> None:
     """Serve until the process is stopped (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
-    run_server(make_server(make_app(served, token), served.thread.stop, _limits(served)), listener)
+    app = make_app(served, token)
+    app.state.telemetry.draining.seconds = drain_seconds
+    run_server(make_server(app, served.thread.stop, _limits(served), app.state.telemetry.draining), listener)
 
 
 def _most_bytes(served: ServedModel) -> int:

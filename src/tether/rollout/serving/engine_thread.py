@@ -7,6 +7,7 @@ therefore never change inside a response, and no key or value of old weights is 
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from tether.core.http import Refusal
 from tether.core.protocols import EngineStatistics
+from tether.core.telemetry import STUCK_SECONDS, Telemetry
 from tether.core.types import Completion
 from tether.rollout.engines.continuous_batch import Admission
 from tether.rollout.engines.native import NativeEngine
@@ -32,10 +34,13 @@ class ServerStopped(RuntimeError):
 class EngineThread:
     """Runs an engine for as long as it is open."""
 
-    def __init__(self, engine: NativeEngine) -> None:
-        self._engine = engine
-        self.statistics = EngineStatistics()
-        """Of all that was played."""
+    def __init__(self, engine: NativeEngine, stuck_after: float = STUCK_SECONDS) -> None:
+        """`stuck_after`: seconds without progress while work waits, after which the thread has a `problem`."""
+        self._engine, self._stuck_after = engine, stuck_after
+        self._played, engine.statistics = EngineStatistics(), EngineStatistics()
+        """Of the batches that are done; the engine has those of the last."""
+        self._progress = time.monotonic()
+        """When something was computed last, or when work came in while there was none."""
         self._changed = threading.Condition()
         self._queue: deque[Admission] = deque()
         """Read by the engine while it plays."""
@@ -56,18 +61,50 @@ class EngineThread:
         """Requests that are queued, held back or decoding."""
         return len(self._unfinished)
 
+    @property
+    def statistics(self) -> EngineStatistics:
+        """Of all that was played, the batch in flight included."""
+        with self._changed:
+            return self._played + self._engine.statistics
+
+    def problem(self) -> str | None:
+        """Why the engine does not work, in one line; None while it does."""
+        if not self.is_alive:
+            return "the engine has stopped; look at the server's output and start it again"
+        silent = time.monotonic() - self._progress
+        if silent < self._stuck_after or not (self._unfinished or self._jobs):
+            return None
+        return f"{len(self._unfinished) + len(self._jobs)} requests wait, and the engine computed nothing for {silent:.0f} s; restart the server"
+
+    def report(self, telemetry: Telemetry) -> None:
+        """Add the engine's numbers to the metrics of its server."""
+        telemetry.gauge("tether_queue_requests", "Responses that wait for a row.", lambda: len(self._queue) + len(self._held))
+        telemetry.gauge("tether_running_requests", "Responses that wait, or are being sampled.", lambda: len(self._unfinished))
+        telemetry.gauge(
+            "tether_cache_used_ratio", "Share of the key/value cache in use, kept prefixes included.", lambda: self._engine.cache_used
+        )
+        for name, what in (
+            ("sampled", "Tokens of responses."),
+            ("fed", "Tokens of prompts that were computed."),
+            ("shared", "Tokens of prompts that the cache held."),
+            ("recomputed", "Tokens computed again after their cache was evicted."),
+        ):
+            telemetry.counter(f"tether_{name}_tokens_total", what, lambda field=f"{name}_tokens": float(getattr(self.statistics, field)))  # type: ignore[misc]
+
     def submit(self, request: ResponseRequest) -> Future[Completion]:
         """Queue a request; its future gets the completion, or the error that ended its batch."""
 
-        def check_open() -> None:
+        def on_progress() -> None:
+            self._progress = time.monotonic()
             if self._closed:
                 raise ServerStopped("the server stopped")
 
         with self._changed:
             self._check_open()
+            self._note_arrival()
             self._unfinished.add(request)
             waiting = self._held if self._jobs else self._queue
-            waiting.append(Admission(request, request.sampling, check_open))
+            waiting.append(Admission(request, request.sampling, on_progress))
             self._changed.notify()
         request.done.add_done_callback(lambda _: self._unfinished.discard(request))
         return request.done
@@ -77,6 +114,7 @@ class EngineThread:
         done: Future[T] = Future()
         with self._changed:
             self._check_open()
+            self._note_arrival()
             self._jobs.append((job, done))
             self._changed.notify()
         return done
@@ -95,6 +133,10 @@ class EngineThread:
     def _check_open(self) -> None:
         if not self.is_alive:
             raise Refusal(503, "the server is stopping")
+
+    def _note_arrival(self) -> None:
+        if not self._unfinished and not self._jobs:
+            self._progress = time.monotonic()
 
     def _work(self) -> None:
         try:
@@ -115,9 +157,10 @@ class EngineThread:
                     done.set_exception(ServerStopped("the server stopped"))
 
     def _play(self) -> None:
+        with self._changed:  # the engine counts every batch from zero
+            self._played, self._engine.statistics = self.statistics, EngineStatistics()
         try:
             self._engine.play(self._queue)
-            self.statistics += self._engine.statistics
         except COMPUTE_ERRORS as error:
             with self._changed:
                 self._queue.clear()
@@ -133,10 +176,12 @@ class EngineThread:
         with self._changed:
             job, done = self._jobs[0]
         if done.set_running_or_notify_cancel():  # else whoever wanted it has gone; from here on it cannot be cancelled
+            self._progress = time.monotonic()
             try:
                 done.set_result(job())
             except (*COMPUTE_ERRORS, Refusal) as error:
                 done.set_exception(error)
+        self._progress = time.monotonic()
         with self._changed:
             self._jobs.popleft()
             if not self._jobs:  # nothing holds requests back any more

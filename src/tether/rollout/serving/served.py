@@ -8,8 +8,10 @@ clients are served, and never a mixture. An update that is not finished in time 
 import asyncio
 import hmac
 import logging
+import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -139,7 +141,13 @@ class ServedModel:
         self._has_noted_name = False
         self.version = "0"
         """The label of the weights; "0" for those that the server began with."""
+        self.weights_since = time.time()
+        """When they were put in place."""
         self._update: WeightUpdate | None = None
+        self.updates = Counter[str](applied=0, replaced=0, expired=0, refused=0)
+        """Weight updates by what became of them."""
+        self.is_swapping = False
+        """New weights wait for the requests in flight, or are being put in place: other requests wait."""
         self._engine = NativeEngine(
             self.policy, max_rows=max_rows, max_context=self.policy.max_positions, cache_gb=cache_gb, keeps_slots=True
         )
@@ -230,10 +238,12 @@ class ServedModel:
         update = self._update
         if update is not None and time.monotonic() > update.deadline:
             self._update = None
+            self.updates["expired"] += 1
         return self._update
 
     def start_update(self, version: str, seconds: float) -> WeightUpdate:
         """Begin to take new weights. An update in progress is given up: its publisher was cut off, or will be told."""
+        self.updates["replaced"] += self.update_in_progress is not None
         self._update = update = WeightUpdate(self.policy.module, version, seconds)
         return update
 
@@ -254,6 +264,18 @@ class ServedModel:
             self._engine.forget()
             update.apply()
             self.version, self._update = update.version, None
+            self.weights_since = time.time()
+            self.updates["applied"] += 1
 
         update.check_complete()
-        await self.exclusive(swap)
+        self.is_swapping = True
+        try:
+            await self.exclusive(swap)
+        finally:
+            self.is_swapping = False
+
+    @property
+    def version_number(self) -> float:
+        """The number at the end of the version's label, which runs count up; NaN where a publisher's label has none."""
+        found = re.search(r"\d+$", self.version)
+        return float(found[0]) if found else float("nan")

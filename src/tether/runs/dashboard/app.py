@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode
 
 from tether.core.errors import BadInput, StorageError
-from tether.core.http import AccessControl, Refusal, make_server
+from tether.core.http import OPEN_PATHS, Refusal, make_server, run_server
+from tether.core.telemetry import Telemetry
 from tether.core.version import __version__
 from tether.runs.dashboard import pages
 from tether.runs.dashboard.catalogue import Catalogue, Stamp
@@ -93,8 +94,8 @@ def make_app(catalogue: Catalogue, search_templates: StepTemplateSearch, token: 
     app.state.stopping = threading.Event()
     _add_pages(app, catalogue, search_templates, render)
     _add_data(app, catalogue)
+    Telemetry().add_to(app, token, lambda: {"status": "ok", "version": __version__})
     # The one that is added last is outermost.
-    app.add_middleware(AccessControl, token=token)
     app.add_middleware(BrowserAccess, token=token, login_page=lambda wrong: render("login.html", title="Token", wrong=wrong))
     return app
 
@@ -103,7 +104,7 @@ def run(catalogue: Catalogue, search_templates: StepTemplateSearch, listener: An
     """Serve until the process is stopped."""
     app = make_app(catalogue, search_templates, token)
     threading.Thread(target=_read_ahead, args=(catalogue, app.state.stopping), name="reading runs", daemon=True).start()
-    make_server(app, app.state.stopping.set).run(sockets=[listener])
+    run_server(make_server(app, app.state.stopping.set, draining=app.state.telemetry.draining), listener)
 
 
 def _read_ahead(catalogue: Catalogue, stopping: threading.Event) -> None:
@@ -197,10 +198,6 @@ def _add_data(app: "FastAPI", catalogue: Catalogue) -> None:
         # The address carries the version of Tether, so a browser may keep the file.
         return Response(_static_file(name), media_type=_KINDS[name], headers={"cache-control": "max-age=86400"})
 
-    @app.get("/health")
-    async def health() -> dict[str, Any]:  # in the event loop: an answer that waits for no thread and no disk
-        return {"status": "ok", "version": __version__}
-
 
 async def changes(catalogue: Catalogue, names: frozenset[str], stopping: threading.Event) -> AsyncIterator[str]:
     """Events for these runs, or for all runs of the folder where no name is given; a run that appears or vanishes is a change."""
@@ -286,7 +283,7 @@ class BrowserAccess:
                 message = {**message, "headers": [*message.get("headers", []), *HEADERS]}
             await send(message)
 
-        if self._token is None or scope["path"] == "/health":
+        if self._token is None or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send_with_headers)
         elif scope["path"] == LOGIN and scope["method"] == "POST":
             await self._log_in(scope, receive, send_with_headers)

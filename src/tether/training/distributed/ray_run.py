@@ -204,10 +204,10 @@ class _Run:
             engine = ServerPlan((model,), self._token, folder, timeout, vllm)
         else:
             precision = () if settings.model.dtype is None else ("--dtype", settings.model.dtype)
-            engine = ServerPlan(("serve", model, *precision, *engines.args), self._token, folder, timeout)
+            engine = ServerPlan(("serve", model, "--grace", "0", *precision, *engines.args), self._token, folder, timeout)
         workers = [
             ServerPlan(
-                ("serve-env", entry.env, "--allow-option", "*", *entry.args), self._token, folder, timeout
+                ("serve-env", entry.env, "--allow-option", "*", "--grace", "0", *entry.args), self._token, folder, timeout
             )  # its clients are the run's own
             for entry in self._topology.environments
             for _ in range(entry.count)

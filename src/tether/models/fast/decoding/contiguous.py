@@ -70,6 +70,11 @@ class ContiguousDecoder:
         self._drafts: Drafts | None = None
         self._most_drafted = 0
 
+    @property
+    def cache_used(self) -> float:
+        reserved = list(self._reserved.values())  # another thread may change it
+        return len(reserved) * max(reserved, default=0) / (self.num_slots * self.max_positions if self._limit is None else self._limit)
+
     @torch.inference_mode()
     def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NO_SHARING) -> bool:
         """Slots that share a prompt have rows of their own here."""

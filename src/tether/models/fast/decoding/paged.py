@@ -106,6 +106,10 @@ class PagedDecoder:
         self._parameters = list(backbone.model.parameters())  # to walk over the modules takes a millisecond
         self._addresses: list[int] = []
 
+    @property
+    def cache_used(self) -> float:
+        return 1 - self._pages.num_free / (self._cache.shape[2] - 1)
+
     def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NO_SHARING) -> bool:
         return self._pages.reserve(positions, alike)
 

@@ -74,6 +74,11 @@ class Decoder(Protocol):
         ...
 
     @property
+    def cache_used(self) -> float:
+        """The share of the cache that slots hold, also those of ended conversations that were kept. Any thread may ask."""
+        ...
+
+    @property
     def tokens_per_call(self) -> int:
         """How many tokens `decode` should sample at once: one on a CPU, several where waiting for the device costs more than a few
         superfluous tokens."""
