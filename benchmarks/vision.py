@@ -4,8 +4,8 @@
     python benchmarks/vision.py speed --model tiny-vl --side 64 --groups 2 --group 4          # CPU
     python benchmarks/vision.py looks tiny-vl runs/seeing                   # FrozenLake with its own pictures, another map's, and blank ones
 
-`speed`: pictures a second through image processor and vision tower, and sampled tokens a second of the engine that trains, over conversations in which every turn shows
-a picture and words; beside it the same lengths in words alone, on the same model. Every picture is new, as for a first rollout; the members of a
+`speed`: pictures a second through image processor and vision tower, and sampled tokens a second of the engine that trains, over conversations in
+which every turn shows a picture and words; beside it the same lengths in words alone, on the same model. Every picture is new, as for a first rollout; the members of a
 group share the first one. The best of `--repeats` counts.
 
 `looks`: validation success on the same maps with three kinds of pictures. One that has learned to look falls to what it does blind.
