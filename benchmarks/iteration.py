@@ -175,6 +175,7 @@ def _mean_row(options: argparse.Namespace, trainer: Trainer, store: RunStore) ->
         seconds.append(timed(device, partial(trainer.train_step, step))[0])
         say(f"iteration {step}: {seconds[-1]:.1f} s")
     timings = [StepTimings.from_json(line) for line in store.timings() if line["step"] > began]
+    (*_, last) = store.steps()
     kept = [record.metrics["groups/kept_ratio"] for record in store.steps() if record.step > began]
     sampled = [record.metrics["rollout/tokens_sampled"] for record in store.steps() if record.step > began]
     stages = list(dict.fromkeys(stage for step in timings for stage in step.seconds))
@@ -187,6 +188,7 @@ def _mean_row(options: argparse.Namespace, trainer: Trainer, store: RunStore) ->
         "select, share": by_stage["select"] / whole if "select" in by_stage else None,
         "tokens sampled": statistics.mean(sampled),
         "groups kept": statistics.mean(kept),
+        **{f"update, {name}": last.metrics[f"update/{name}"] for name in ("micro_tokens", "recompute", "memory_retries")},
         "peak GB": max(memory) if memory else peak_gib(device) * 2**30 / GB,
     }
 

@@ -43,7 +43,7 @@ from tether.core.types import Group
 from tether.models.fast.decoding.protocol import Decoder, Sampled, SampleOutput
 from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
-from tether.training.api import open_run
+from tether.training.api import grow_allocator_segments, open_run
 from tether.training.loop import Trainer
 from tether.training.resolve import named_settings
 
@@ -139,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rollout = {"num_groups": options.groups, "group_size": options.group, "max_rows": options.groups * options.group}
     sizes = {"rollout": rollout, "steps": LAST_STEP}
     given = merge(named_settings(options.env, options.model, None, None, None, None), parse_overrides(options.set or []))
+    grow_allocator_segments()
     with tempfile.TemporaryDirectory() as folder:
         store, settings = open_run(Path(folder) / "run", None, merge(sizes, given), resume=False, smoke=False)
         trainer = Trainer(settings, store)

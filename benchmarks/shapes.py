@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from tether import load_model
 from tether.models.hardware import device_name, measured_peak, synchronise
 from tether.models.load import DTYPES, LoadedModel
+from tether.training.api import grow_allocator_segments
 
 SHAPE = "shape:"
 SHAPES: dict[str, Any] = {
@@ -114,7 +115,8 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def measured_model(name: str, device: str | None = None, dtype: str | None = None) -> LoadedModel:
-    """A model by name, or of a shape with random weights."""
+    """A model by name, or of a shape with random weights; memory is held as a run holds it."""
+    grow_allocator_segments()
     if not name.startswith(SHAPE):
         return load_model(name, device=device, dtype=dtype)
     config, kind = shape_config(name), DTYPES[dtype or "bfloat16"]

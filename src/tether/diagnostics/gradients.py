@@ -309,7 +309,7 @@ class _Loss:
             part = MicroBatchTokens.select(batch, micro, self.policy.device)
             chosen = forward(self.policy, batch.ids_BT, batch.loss_mask_BT, micro)
             logprobs_N, entropy_N = logprobs_and_entropy(self.policy, *chosen, self.temperature)
-            found = loss_terms(self.algorithm, part.policy_tokens(logprobs_N, entropy_N))
+            found = loss_terms(self.algorithm, part.policy_tokens(self.algorithm, logprobs_N, entropy_N))
             losses = {**found.terms, "total": found.total_N, "score": logprobs_N}  # the gradient of the log-prob itself is the score
             wanted = [name for name in into if name in losses]
             for name in wanted:

@@ -31,6 +31,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.algorithms.batch import Batch
 from tether.algorithms.objective import PolicyTokens
+from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput
 from tether.core.images import IMAGE_IDS
 from tether.models.fast.linear_logprobs import linear_logprobs
@@ -77,13 +78,14 @@ class MicroBatchTokens:
         sequence_N, column_N = batch.loss_mask_BT[index_M].nonzero(as_tuple=True)
         return MicroBatchTokens(batch, index_M[sequence_N] * batch.ids_BT.shape[1] + column_N, device)
 
-    def policy_tokens(self, logprobs_N: Tensor, entropy_N: Tensor) -> PolicyTokens:
-        """What the loss looks at, for the selected tokens."""
+    def policy_tokens(self, algorithm: Algorithm, logprobs_N: Tensor, entropy_N: Tensor) -> PolicyTokens:
+        """What the loss looks at, for the selected tokens. Old log-probs that a correction asks for and nobody computed are those of this pass."""
         batch = self.batch
+        is_old = algorithm.importance_cap is not None and batch.old_logprobs_BT is None
         return PolicyTokens(
             logprobs_N=logprobs_N,
             entropy_N=entropy_N,
-            old_N=self.gather(batch.old_BT),
+            old_N=logprobs_N.detach() if is_old else self.gather(batch.old_BT),
             behavior_N=self.gather(batch.behavior_logprobs_BT),
             advantages_N=self.gather(batch.advantages_BT),
             reference_N=None if batch.reference_BT is None else self.gather(batch.reference_BT),

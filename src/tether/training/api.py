@@ -106,7 +106,7 @@ def _tasks_file(rows: Sequence[Mapping[str, Any]]) -> Path:
 def join_world() -> Ranks:
     """The ranks that this process trains with. Several take their GPUs here, so torch's allocator must be configured by then; for one rank
     torch is not loaded."""
-    _grow_allocator_segments()
+    grow_allocator_segments()
     if launched_rank()[1] == 1:
         return Ranks()
     from tether.training.distributed.process_group import ProcessGroup
@@ -181,7 +181,7 @@ def run_training(
 
     `changed` says that a resumed run goes on with other settings than those on its record, which they then replace.
     """
-    _grow_allocator_segments()
+    grow_allocator_segments()
     begin = time.perf_counter()
     from tether.training.callbacks import Tracking
     from tether.training.loop import Trainer
@@ -353,7 +353,7 @@ def _create(out: Path | None, settings: RunSettings, made: list[RunStore]) -> Pa
     return folder
 
 
-def _grow_allocator_segments() -> None:
+def grow_allocator_segments() -> None:
     """Let torch's CUDA allocator grow its segments instead of taking new ones, unless the user has configured it: rollout and update need
     blocks of different sizes, and gaps between fixed segments are lost to both. torch reads this when it first uses the device."""
     if not any(name in os.environ for name in ALLOCATOR_VARIABLES):

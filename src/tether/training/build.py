@@ -101,6 +101,7 @@ def build(
         micro_tokens=settings.learner.micro_tokens,
         policy=policy,
         ranks=ranks,
+        update_batch=settings.learner.update_batch if settings.learner.epochs == 1 else 0,
     )
     with timer.part("engine"):
         sampler = build_sampler(settings, policy, callbacks or Callback(), plan, folder, sampling_ranks or ranks)

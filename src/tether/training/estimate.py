@@ -1,7 +1,8 @@
 """From a packed batch to one that can be trained on: old log-probs, values of the critic, log-probs of the reference, advantages.
 
 All of it is computed once per step, before the first update, on the policy that sampled the batch. Old log-probs are computed only where
-truncated importance sampling needs them; an engine on the learner's own weights has returned them already.
+truncated importance sampling needs them; an engine on the learner's own weights has returned them already, and the only update of a step computes them
+itself.
 
 Several ranks deal out the rows, so a model reads each row on one rank. Advantages follow from whole groups and are computed on every rank.
 """
@@ -39,9 +40,10 @@ class AdvantageEstimator:
         micro_tokens: int,
         policy: Policy | None = None,
         ranks: Ranks | None = None,
+        update_batch: int = 0,
     ) -> None:
         """`policy` is needed for truncated importance sampling alone, which compares it with the sampler. `ranks` share the rows; by default
-        there is one."""
+        there is one. `update_batch`: so many trajectories make one update and are passed over once; 0 where that is not so."""
         if algorithm.importance_cap is not None and policy is None:
             raise BadInput("algorithm.importance_cap needs the policy: its log-probs before the update are compared with the sampler's")
         self.algorithm = algorithm
@@ -51,13 +53,14 @@ class AdvantageEstimator:
         self._temperature = temperature
         self._micro_tokens = micro_tokens
         self._ranks = ranks or Ranks()
+        self._update_batch = update_batch
 
     def complete(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         """The batch with advantages (and returns, values, reference log-probs where the algorithm uses them), and numbers about them."""
         values_BT = reference_BT = old_BT = final_values_B = None
         policy, critic, reference = self._policy, self._critic, self._reference
         temperature, micro_tokens = self._temperature, self._micro_tokens
-        if self.algorithm.importance_cap is not None and policy is not None:
+        if self.algorithm.importance_cap is not None and policy is not None and batch.num_trajectories > self._update_batch:
             old_BT = self._by_row(
                 batch, lambda ids, mask, lengths: token_logprobs(policy, ids, mask, lengths, temperature, max_tokens=micro_tokens)
             )

@@ -338,7 +338,7 @@ class Learner:
     def policy_losses(self, policy: Policy, selected: Selected, part: MicroBatchTokens, totals: TokenTotals) -> Tensor:
         """The loss of every token, all terms together; another objective on the same engine overrides this (training/sft/trainer.py)."""
         logprobs_N, entropy_N = logprobs_and_entropy(policy, selected.features_ND, selected.targets_N, self._temperature)
-        tokens = part.policy_tokens(logprobs_N, entropy_N)
+        tokens = part.policy_tokens(self._algorithm, logprobs_N, entropy_N)
         losses = loss_terms(self._algorithm, tokens)
         log_ratio_N = logprobs_N.detach() - reported(logprobs_N.detach(), tokens.behavior_N)
         totals.add(**losses.metrics, mismatch=log_ratio_N.abs())

@@ -9,7 +9,7 @@ import yaml
 
 from tether import make_env
 from tether.core.errors import BadInput
-from tether.training.api import ALLOCATOR_VARIABLES, _create, _grow_allocator_segments
+from tether.training.api import ALLOCATOR_VARIABLES, _create, grow_allocator_segments
 from tether.training.resolve import SECRET_NAME, resolve_settings
 
 
@@ -79,8 +79,8 @@ def test_segments_grow_unless_the_user_has_set_the_allocator_up(monkeypatch: pyt
     for name in ALLOCATOR_VARIABLES:
         monkeypatch.setenv(name, "max_split_size_mb:64")
         monkeypatch.delenv(first if name == second else second, raising=False)
-        _grow_allocator_segments()
+        grow_allocator_segments()
         assert {key: os.environ.get(key) for key in ALLOCATOR_VARIABLES if key in os.environ} == {name: "max_split_size_mb:64"}
         monkeypatch.delenv(name)
-    _grow_allocator_segments()
+    grow_allocator_segments()
     assert os.environ.pop(first) == "expandable_segments:True" and second not in os.environ

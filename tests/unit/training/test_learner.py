@@ -437,13 +437,19 @@ def test_the_state_of_another_learner_is_refused(small_llama: Build) -> None:
         plain.restore({"optimizers": [], "critic": {}, "nonfinite_streak": 0})
 
 
-def test_the_ratio_is_taken_against_the_old_policy_and_the_weight_against_the_sampler(small_llama: Build, hand_made: Build) -> None:
-    """Before its first update the policy is the old one: every ratio is 1, and the weights are min(old / behavior, cap)."""
+@pytest.mark.parametrize("update_batch", [0, 64])
+def test_the_ratio_is_taken_against_the_old_policy_and_the_weight_against_the_sampler(
+    update_batch: int, small_llama: Build, hand_made: Build
+) -> None:
+    """Before its first update the policy is the old one: every ratio is 1, and the weights are min(old / behavior, cap). Where the step makes that one
+    update, it computes the old log-probs itself."""
     model, cap = small_llama(), 1.2
     algorithm = preset("grpo", importance_cap=cap, entropy_coef=0.0)
-    estimator = AdvantageEstimator(algorithm, None, None, temperature=TEMPERATURE, micro_tokens=100, policy=Policy(model))
-    batch, _ = estimator.complete(hand_made(model))
-    metrics = _update(_learner(model, algorithm, update_batch=64), batch)
+    common: dict[str, Any] = {"temperature": TEMPERATURE, "micro_tokens": 100, "policy": Policy(model)}
+    batch, _ = AdvantageEstimator(algorithm, None, None, **common).complete(hand_made(model))
+    completed, _ = AdvantageEstimator(algorithm, None, None, update_batch=update_batch, **common).complete(hand_made(model))
+    assert (completed.old_logprobs_BT is None) == (update_batch > 0)
+    metrics = _update(_learner(model, algorithm, update_batch=64), completed)
     assert batch.old_logprobs_BT is not None and metrics["num_updates"] == 1
     weights = torch.exp(batch.old_logprobs_BT - batch.behavior_logprobs_BT)[batch.loss_mask_BT]
     assert float(weights.min()) < 0.8 and float(weights.max()) > cap + 0.3
