@@ -15,7 +15,7 @@ from tether.cli.console import SafeConsole, surviving_console
 from tether.cli.options import AlgorithmName, Device, ModelName, complete_config, complete_env, complete_filter, complete_override
 from tether.core.config import merge
 from tether.core.errors import BadInput
-from tether.runs.checkpoints import newest_checkpoint, step_of
+from tether.runs.checkpoints import BEST, MODEL, best_checkpoint, newest_checkpoint, step_of
 from tether.runs.store import RunStore
 
 EXAMPLES = """\b
@@ -273,13 +273,21 @@ def _continues(store: RunStore, steps: int) -> str:
     """Where a resumed run continues."""
     checkpoint = newest_checkpoint(store.checkpoints)
     if checkpoint is None:
-        return "resuming: there is no checkpoint yet, so the run starts from scratch"
+        best = f"; {_best_words(store)}" if best_checkpoint(store.checkpoints) else ""
+        return f"resuming: there is no checkpoint yet, so the run starts from scratch{best}"
     step = step_of(checkpoint)
     lost = max((record.step for record in store.steps()), default=step) - step
     again = f"; steps {step + 1} to {step + lost} are trained again" if lost > 0 else ""
     if step >= steps:
         return f"all {steps} steps are done; --steps with a larger number continues the run"
     return f"resuming after step {step} of {steps}{again}"
+
+
+def _best_words(store: RunStore) -> str:
+    """Where the best weights are, and how to train on from them: there is no optimiser state to resume with."""
+    best, model = best_checkpoint(store.checkpoints), store.checkpoints / BEST / MODEL
+    assert best is not None
+    return f"the best weights, of step {best.step} ({best.success:.1%}), are in {model}: a new run trains on from them with --model {model}"
 
 
 def _outcome(store: RunStore) -> dict[str, Any]:
@@ -305,4 +313,6 @@ def _finish(console: SafeConsole, store: RunStore) -> None:
     console.print()
     for sentence in verdict(store.steps()):
         console.print(sentence, highlight=False, markup=False)
+    if best_checkpoint(store.checkpoints):
+        console.say(f"\n{_best_words(store)}")
     console.say(f"\nreport: {path}")

@@ -104,7 +104,9 @@ def find_checkpoint(folder: Path, *, best: bool = False, step: int | None = None
     if step is None:
         newest = newest_checkpoint(folder)
         if newest is None:
-            raise BadInput(f"run '{folder.parent}' has no checkpoint yet; let it train on")
+            facts = best_checkpoint(folder)
+            found_best = "" if facts is None else f", or take the best weights, of step {facts.step} (--best)"
+            raise BadInput(f"run '{folder.parent}' has no checkpoint yet; let it train on{found_best}")
         return _with_model(newest), step_of(newest)
     if folder / checkpoint_name(step) not in found:
         known = ", ".join(str(step_of(path)) for path in found) or "none"

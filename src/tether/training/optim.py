@@ -183,10 +183,8 @@ class FP32MasterAdamW(MasterOptimizer):
         return gradients + sum(2 * master.nbytes for master in self._masters.values() if master not in self._adam.state)
 
     def saved_sizes(self) -> list[int]:
-        """Bytes of each storage that a checkpoint holds once moments exist: master weights and two moments of each."""
-        kept = (
-            self._masters.get(n, parameter) for n, parameter in enumerate(self._parameters) if n in self._masters or n not in self._rounded
-        )
+        """Bytes of each storage that a checkpoint is written from once moments exist: weights, master weights and two moments of each."""
+        kept = (*self._parameters, *self._masters.values())
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
         received = [self._float_bytes(n) for n in self._rounded if n not in self._masters]
         return [*storages.values(), *received, *(self._float_bytes(n) for n in range(len(self._parameters)) for _ in range(2))]

@@ -61,11 +61,12 @@ FREE_ON_RESUME = {
     "rollout": ("max_rows", "cache_gb", "speculative_tokens", "error_retries", "engine"),
     "server": (),
     "diagnosis": ("every",),
+    "checkpoint": ("every", "keep", "last", "moments"),
     "agent": ("target", "command", "tasks", "timeout", "concurrency", "workers"),
     "trackers": (),
 }
 """What may change when a run is resumed, whole sections where no keys are named: how long it is, where it samples, who follows it, and what
-decides how much memory it takes but not what it learns."""
+decides how much memory and disk it takes but not what it learns."""
 
 COMMANDS = ("vllm_command", "vllm_args")
 """Settings of the section `server` that start a program."""

@@ -1,6 +1,8 @@
 """Checkpoints are written from a copy while training goes on: the same files, nothing of a later step in them, no failure passed over."""
 
+import errno
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -13,14 +15,17 @@ from safetensors.torch import load_file
 
 from tether.core.config import dump_yaml, merge, validate
 from tether.core.errors import CheckpointError, EnvironmentFailure
-from tether.runs.checkpoints import best_checkpoint, list_checkpoints
+from tether.models import tensor_files
+from tether.models.load import load_model
+from tether.runs.checkpoints import best_checkpoint, damage, file_sum, list_checkpoints, write_manifest
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
 from tether.training import saver, snapshot
 from tether.training.callbacks import Callback
-from tether.training.checkpoint import load_state
+from tether.training.checkpoint import load_state, save_best
 from tether.training.loop import Trainer
+from tether.training.masters import joined
 from tether.training.saver import BackgroundWriter
 from tether.training.settings import RunSettings
 from tether.training.snapshot import HostMemory
@@ -243,6 +248,144 @@ def test_ctrl_c_and_other_errors_let_the_one_in_flight_arrive(tmp_path: Path, mo
                 trainer.run()
             assert gate.written == [1]  # nor is the step written twice
             assert [path.name for path in list_checkpoints(trainer.store.checkpoints)] == ["step_000001"]
+
+
+def _bytes_below(folder: Path) -> int:
+    files = {path.stat().st_ino: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    return sum(files.values())
+
+
+@pytest.mark.parametrize("variant", ["float32", pytest.param("bfloat16", marks=pytest.mark.long), "lora"])
+def test_the_best_are_weights_alone_and_no_third_copy_is_on_the_disk(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluated at every step, saved at the last: the best of step 1 is written without a checkpoint, as the weights compute."""
+    most, real = [0], tensor_files.write_file
+
+    def counted(file: tensor_files.TensorFile) -> Any:
+        done = real(file)
+        most.append(_bytes_below(tmp_path / "run" / "checkpoints"))
+        return done
+
+    monkeypatch.setattr(tensor_files, "write_file", counted)
+    kept = {"every": 9, "keep": 1}
+    trainer = _trainer(tmp_path / "run", steps=3, evaluation={"every": 1}, **merge(VARIANTS[variant], {"checkpoint": kept}))
+    played = {}
+    monkeypatch.setattr(trainer.callbacks, "on_step_end", lambda record, _: played.update({record.step: _weights_of(trainer)}))
+    trainer.run()
+    checkpoints = trainer.store.checkpoints
+    best = best_checkpoint(checkpoints)
+    assert best is not None and best.step == 1  # of equals the earliest
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best", "step_000003"]
+    assert sorted(path.name for path in (checkpoints / "best").iterdir()) == ["best.json", "manifest.json", "model"]
+    assert damage(checkpoints / "best") == []
+    loaded = load_model(str(checkpoints / "best" / "model"), device="cpu").model
+    saved = {name: value for name, value in loaded.named_parameters() if name in played[1]}
+    assert all(torch.equal(played[1][name].float(), saved[name]) for name in played[1]) and not _same(played[1], played[3])
+    assert max(most) <= _bytes_below(checkpoints)  # never more than lies there at the end
+
+
+def _weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in trainer.policy.module.named_parameters() if value.requires_grad}
+
+
+def test_killed_while_the_best_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The earlier best stays; a resumed run plays on, and makes the best again."""
+    settings: dict[str, Any] = {"evaluation": {"every": 1}, "checkpoint": {"every": 9, "last": False}}
+    trainer = _trainer(tmp_path / "run", steps=1, **settings)
+    trainer.run()
+    checkpoints = trainer.store.checkpoints
+    (checkpoints / "best" / "best.json").write_text('{"step": 1, "success": -1.0}')  # so that the next one is better
+    loaded = load_model("tiny", device="cpu")
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
+
+        def die(file: Any) -> None:
+            file.path.write_bytes(b"half")
+            raise KeyboardInterrupt
+
+        killed.setattr(tensor_files, "write_file", die)
+        with pytest.raises(KeyboardInterrupt):
+            save_best(checkpoints, 2, 0.5, loaded.model, loaded.tokenizer)
+    assert best_checkpoint(checkpoints) == (1, -1.0) and damage(checkpoints / "best") == []
+    assert any(path.name.startswith(".unfinished-") for path in checkpoints.iterdir())
+    _trainer(tmp_path / "run", steps=2, **settings).run()
+    found = best_checkpoint(checkpoints)
+    assert [path.name for path in checkpoints.iterdir()] == ["best"] and found is not None and found.success >= 0
+
+
+def test_a_disk_that_is_full_while_the_best_is_written_ends_the_run_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tensor_files, "write_file", full)
+    trainer = _trainer(tmp_path / "run", evaluation={"every": 1}, checkpoint={"every": 9})
+    with pytest.raises(
+        CheckpointError,
+        match=r"cannot write checkpoint '.*/(best|step_000002)': .*No space left.* free some space and continue with --resume",
+    ):
+        trainer.run()
+    assert list(trainer.store.checkpoints.iterdir()) == []
+
+
+@pytest.mark.long  # tests/e2e/test_old_run.py continues a run of 0.1
+def test_a_checkpoint_of_the_form_before_is_continued(tmp_path: Path) -> None:
+    """Float32 weights in model/, everything else in state.pt, master weights whole; best/ a whole checkpoint. The end is the same, bit for bit."""
+    sections = merge(VARIANTS["ppo in bfloat16"], {"steps": 2, "evaluation": {"every": 1}})
+    _trainer(tmp_path / "new", **sections).run()
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    checkpoints = tmp_path / "old" / "checkpoints"
+    shutil.rmtree(checkpoints / "step_000002")
+    for name in ("best", "step_000001"):
+        _as_before(checkpoints / name, checkpoints / "step_000001")
+    assert best_checkpoint(checkpoints) is not None
+    assert load_model(str(checkpoints / "best" / "model"), device="cpu").model.dtype == torch.float32
+    _trainer(tmp_path / "old", **sections).run()
+    one, two = (load_state(tmp_path / name / "checkpoints" / "step_000002") for name in ("new", "old"))
+    assert _same(one["learner"], two["learner"])
+    same = [(tmp_path / name / "checkpoints" / "step_000002" / "model" / "model.safetensors").read_bytes() for name in ("new", "old")]
+    assert same[0] == same[1]
+
+
+def _as_before(folder: Path, source: Path) -> None:
+    """A checkpoint as the version before wrote it."""
+    state, model = load_state(source), load_model(str(source / "model"), device="cpu")
+    weights = [parameter.bfloat16() for parameter in model.model.parameters()]
+    for name, optimizer in state["learner"]["optimizers"].items():
+        critic = [tensor for key, tensor in state["learner"]["critic"].items() if key.startswith("trunk.")]
+        rounded = weights if name == "policy" else critic
+        optimizer["masters"] = [joined(tensor, saved) for tensor, saved in zip(rounded, optimizer["masters"], strict=False)]
+    with torch.no_grad():
+        for parameter, master in zip(model.model.parameters(), state["learner"]["optimizers"]["policy"]["masters"], strict=True):
+            parameter.copy_(master)
+    facts = (folder / "best.json").read_text() if folder.name == "best" else None
+    shutil.rmtree(folder)
+    folder.mkdir()
+    model.model.save_pretrained(folder / "model")
+    model.tokenizer.save_pretrained(folder / "model")
+    torch.save(state, folder / "state.pt")
+    write_manifest(folder, 1, {str(file.relative_to(folder)): file_sum(file) for file in folder.rglob("*") if file.is_file()})
+    if facts is not None:
+        (folder / "best.json").write_text(facts)
+
+
+def test_with_rounded_moments_a_resumed_run_is_equal_within_bounds(tmp_path: Path) -> None:
+    """Moments come back within 2^-9 of what they were; of what the weights then move, a hundredth is another way at most."""
+    sections: dict[str, Any] = {"steps": 3, "learner": {"learning_rate": 1e-3}, "checkpoint": {"moments": "bfloat16"}}
+    _trainer(tmp_path / "straight", **sections).run()
+    shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / "resumed" / "checkpoints" / f"step_{step:06d}")
+    resumed = _trainer(tmp_path / "resumed", **sections)
+    assert resumed.step == 1
+    resumed.run()
+    final, start = ((tmp_path / name / "checkpoints" / f"step_{step:06d}") for name, step in (("straight", 3), ("straight", 1)))
+    weights = [
+        load_file(path / "model" / "model.safetensors") for path in (final, tmp_path / "resumed" / "checkpoints" / "step_000003", start)
+    ]
+    moved = torch.cat([(weights[0][name] - weights[2][name]).flatten() for name in weights[0]])
+    apart = torch.cat([(weights[0][name] - weights[1][name]).flatten() for name in weights[0]])
+    assert 0 < apart.norm() < 0.01 * moved.norm() and apart.abs().max() < 0.02 * moved.abs().max()
+    moments = load_state(final)["learner"]["optimizers"]["policy"]["adam"]["state"]
+    assert all(kept[name].dtype == torch.bfloat16 for kept in moments.values() for name in ("exp_avg", "exp_avg_sq"))
 
 
 def test_jobs_behind_one_that_failed_are_not_done() -> None:

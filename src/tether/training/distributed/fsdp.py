@@ -337,13 +337,15 @@ class ShardedAdamW(MasterOptimizer):
         return gradients + sum(2 * local_part(shard).nbytes for shard in self._shards if shard not in self._adam.state)
 
     def saved_sizes(self) -> list[int]:
-        """Bytes of each storage that a checkpoint holds once moments exist: float32 weights and two moments of each."""
+        """Bytes of each storage that a checkpoint is written from once moments exist: weights, master weights and two moments of each."""
         sizes = [4 * parameter.numel() for parameter in self._parameters]
-        if self._model.is_alone:  # weights and moments are gathered, each in memory of its own
-            return [size for size in sizes for _ in range(3)]
-        own = (parameter.untyped_storage() for n, parameter in enumerate(self._parameters) if n not in self._rounded)
-        storages = {storage.data_ptr(): storage.nbytes() for storage in own}
-        return [*storages.values(), *(sizes[n] for n in self._rounded), *(size for size in sizes for _ in range(2))]
+        if self._model.is_alone:  # gathered, each in memory of its own
+            weights = [self._model.dtype.itemsize * parameter.numel() for parameter in self._parameters]
+        else:
+            weights = list(
+                {each.data_ptr(): each.nbytes() for each in (parameter.untyped_storage() for parameter in self._parameters)}.values()
+            )
+        return [*weights, *(sizes[n] for n in self._rounded), *(size for size in sizes for _ in range(2))]
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, as `FP32MasterAdamW` would save it. All ranks call it, rank 0 gets it."""
