@@ -132,7 +132,7 @@ def _replacing(owner: Any, name: str, when: Callable[..., bool], nth: int, act: 
     return install
 
 
-def _is_validation(_: RunStore, records: Sequence[Any]) -> bool:
+def _is_validation(_: RunStore, records: Sequence[Any], **__: Any) -> bool:
     return records[0]["split"] == "validation"
 
 
