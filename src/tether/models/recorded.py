@@ -1,9 +1,10 @@
 """Passes through a model's layers with gradient, recorded as CUDA graphs: what a small update spends on launching kernels is spent once.
 
-A pass over few tokens launches some forty kernels a layer, each of which takes the host longer than the card. Recorded, forward and backward are one
+A pass over few tokens launches dozens of kernels a layer, each of which takes the host longer than the card. Recorded, forward and backward are one
 launch each. A recording has fixed sizes, so rows get room: padding behind the shared prompts, behind what continues them and behind everything
-else, each a text of its own that nothing else sees and that no loss looks at. Sizes come in steps of a quarter or less, a size is recorded when
-it comes for the second time, and only passes are recorded that are so short that launching them takes longer than computing them.
+else, each a text of its own that nothing else sees and that no loss looks at. Sizes come in steps of a quarter or less, and only passes get room that
+are so short that launching them takes longer than computing them. A size is recorded when it comes for the second time. The first time its kernels are
+launched one by one, on the same row: so what is computed does not depend on what was recorded when, and a resumed run computes the same.
 
 What is recorded are the layers, from embedded tokens to the last norm, with the hooks that move gradients to the optimiser's float32 ones. So these must
 keep their places (`prepare`), as the weights do; where one has moved, everything is recorded again. Embedding, head and loss are not recorded. All
@@ -121,14 +122,13 @@ def laid_out(micro: FlatBatch, ids_BT: Tensor, room: Room) -> Row:
 class Recording:
     """Forward and backward pass over rows of one size."""
 
-    def __init__(self, backbone: LlamaBackbone, room: Room, row: Row, stream: torch.cuda.Stream, pool: Any) -> None:
-        """`row` is the first that it is for: what is recorded must be computed once before."""
+    def __init__(self, backbone: LlamaBackbone, room: Room, stream: torch.cuda.Stream, pool: Any) -> None:
+        """Rows of this size were computed before: their kernels are compiled, loaded and chosen."""
         device, dtype = backbone.model.device, backbone.model.dtype
 
         def lengths(count: int, longest: int, total: int) -> PackedLengths:
             return PackedLengths((), torch.zeros(count + 1, dtype=torch.int32, device=device), longest, total)
 
-        self.room = room
         self._texts = lengths(room.texts, room.longest, room.tokens)
         self._runs = (
             (lengths(room.runs, room.followers, room.followers), lengths(room.runs, room.prompts, room.prompts)) if room.prompts else None
@@ -137,14 +137,13 @@ class Recording:
         self.states_SD = torch.zeros(room.tokens, width, dtype=dtype, device=device, requires_grad=True)
         self.by_features_SD = torch.zeros_like(self.states_SD, requires_grad=False)
         self._positions_S = torch.zeros(room.tokens, dtype=torch.long, device=device)
-        self._lay_out(row)
         attend = PackedAttention([room.tokens], scale=backbone.scale, device=device)
         attend.texts, attend.shared = self._texts, self._runs
         compute = partial(backbone.features, Embedded(self.states_SD), self._positions_S, attend)
         torch.cuda.synchronize(device)
-        with torch.cuda.stream(stream):
-            compute().backward(self.by_features_SD)  # of zeros: compiles and chooses kernels, and adds nothing to any gradient
-            self.states_SD.grad = None
+        with torch.cuda.stream(stream):  # the library takes its memory for this stream before anything is recorded
+            small = torch.zeros(16, 16, dtype=dtype, device=device, requires_grad=True)
+            torch.nn.functional.linear(small, small, small[0]).sum().backward()
         torch.cuda.synchronize(device)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
@@ -210,6 +209,7 @@ class RecordedPasses:
         self._seen: Counter[Room] = Counter()
         self._addresses: tuple[int, ...] = ()
         self._stream: torch.cuda.Stream | None = None
+        self._num_weights = 0
         self._reason: str | None = None
         self.failure = ""
         """What recording failed with, until somebody says it."""
@@ -226,21 +226,23 @@ class RecordedPasses:
         self._recordings, self._reason = {}, reason
 
     def features(self, micro: FlatBatch, ids_BT: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
-        """As `logprobs.Passes`; None where a pass is not worth a recording, or comes for the first time."""
-        backbone = self._policy.backbone
+        """As `logprobs.Passes`; None where a pass is not worth a recording."""
+        backbone, device = self._policy.backbone, self._policy.device
         if self.reason or backbone is None or not torch.is_grad_enabled():
             return None
+        self._num_weights = self._num_weights or sum(p.numel() for layer in backbone.layers for p in layer.module.parameters())
         room = Room.of(micro)
-        if room.tokens * sum(parameter.numel() for layer in backbone.layers for parameter in layer.module.parameters()) > MOST_PRODUCTS:
-            return None
-        self._seen[room] += 1
-        if self._seen[room] == 1:
+        if room.tokens * self._num_weights > MOST_PRODUCTS:
             return None
         row = laid_out(micro, ids_BT, room)
-        recording = self._recording(backbone, room, row)
-        return None if recording is None else (recording.features(backbone, row), row.shift)
+        self._seen[room] += 1
+        recording = self._recording(backbone, room) if self._seen[room] > 1 else None
+        if recording is not None:
+            return recording.features(backbone, row), row.shift
+        attend = PackedAttention(row.texts, row.prompts, row.followers, scale=backbone.scale, device=device)
+        return backbone.features(sent(row.ids_S, device), sent(row.positions_S, device), attend), row.shift
 
-    def _recording(self, backbone: LlamaBackbone, room: Room, row: Row) -> Recording | None:
+    def _recording(self, backbone: LlamaBackbone, room: Room) -> Recording | None:
         # Where weights and gradients lie; a recording reads and writes there.
         addresses = tuple(tensor.data_ptr() for tensor in (*self._policy.module.parameters(), *self._prepare()))
         if addresses != self._addresses:
@@ -253,7 +255,7 @@ class RecordedPasses:
         self._stream = self._stream or torch.cuda.Stream(self._policy.device)  # always the same: the library keeps memory for each
         pool = next((one.forward.pool() for one in self._recordings.values()), None)
         try:
-            self._recordings[room] = Recording(backbone, room, row, self._stream, pool)
+            self._recordings[room] = Recording(backbone, room, self._stream, pool)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # torch's answer to what cannot be recorded

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tether.models import recorded
 from tether.models.fast.packed_attention import PackedAttention
 from tether.models.logprobs import forward
 from tether.models.packing import FlatBatch, flat_batches
@@ -69,6 +70,22 @@ def test_nothing_is_recorded_without_a_card(tiny: Any) -> None:
     ids_BT, _, micro = _batch("shared")
     assert passes.features(micro, ids_BT) is None and passes.features(micro, ids_BT) is None
     assert passes.reason == "not on a card"
+
+
+@pytest.mark.parametrize("kind", ["alone", "shared", "both"])
+def test_selected_tokens_are_found_in_a_row_with_room(tiny: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a card, but that nothing is recorded; a pass that is too long for a recording gets no room."""
+    monkeypatch.setattr(recorded, "_reason_against", lambda policy: "")
+    monkeypatch.setattr(RecordedPasses, "_recording", lambda *given: None)
+    ids_BT, lengths_B, micro = _batch(kind)
+    mask_BT = (torch.arange(120) >= 75) & (torch.arange(120) < lengths_B[:, None])
+    policy = Policy(tiny.model)
+    passes = RecordedPasses(policy, list)
+    plain, with_room = (forward(policy, ids_BT, mask_BT, micro, passes=given) for given in (None, passes))
+    torch.testing.assert_close(with_room.features_ND, plain.features_ND, rtol=1e-4, atol=1e-4)
+    assert torch.equal(with_room.targets_N, plain.targets_N) and sum(passes._seen.values()) == 1
+    monkeypatch.setattr(recorded, "MOST_PRODUCTS", 1)
+    assert passes.features(micro, ids_BT) is None
 
 
 def test_kept_gradients_are_emptied_and_stay_where_they_are() -> None:
