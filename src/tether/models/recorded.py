@@ -2,8 +2,8 @@
 
 A pass over few tokens launches dozens of kernels a layer, each of which takes the host longer than the card. Recorded, forward and backward are one
 launch each. A recording has fixed sizes, so rows get room: padding behind the shared prompts, behind what continues them and behind everything
-else, each a text of its own that nothing else sees and that no loss looks at. Sizes come in steps of a quarter or less, and only passes get room that
-are so short that launching them takes longer than computing them. A size is recorded when it comes for the second time. The first time its kernels are
+else, each a text of its own that nothing else sees and that no loss looks at. Sizes come in large steps, the larger the shorter a row is, so that few of
+them serve a run; and only passes get room that are so short that launching them takes longer than computing them. A size is recorded when it comes for the second time. The first time its kernels are
 launched one by one, on the same row: so what is computed does not depend on what was recorded when, and a resumed run computes the same.
 
 What is recorded are the layers, from embedded tokens to the last norm, with the hooks that move gradients to the optimiser's float32 ones. So these must
@@ -31,12 +31,13 @@ from tether.models.policy import Policy
 from tether.models.probing import HALF_TYPES
 from tether.models.vision import Embedded
 
-MOST_PRODUCTS = 6e12
+MOST_PRODUCTS = 2.5e12
 """Tokens x weights of the layers; beyond, a card computes longer than the host launches."""
 MOST_RECORDINGS = 64
 MEMORY_SHARE = 4
 """Recordings are made where so many times their memory is free."""
-SMALLEST = 256
+SMALLEST, COARSE = 256, 4096
+"""Tokens: the smallest size, and up to where sizes are two an octave; beyond they are four."""
 ERROR_MODE = "thread_local"
 """Other threads, such as one that writes a checkpoint, may use the card while a pass is recorded."""
 
@@ -63,21 +64,21 @@ class Room(NamedTuple):
         layout = micro.layout
         shared = sum(layout.prompt_lengths), sum(layout.follower_lengths)
         others = micro.num_tokens - sum(shared)
-        prompts, followers = (rounded_up(size + 1) for size in shared) if shared[0] else (0, 0)
+        prompts, followers = (_power_of_2(shared[0] + 1, SMALLEST), rounded_up(shared[1] + 1)) if shared[0] else (0, 0)
         others = rounded_up(others) if others else 0
         longest = max(*layout.text_lengths, prompts - shared[0], followers - shared[1], others)
         texts, runs = len(layout.text_lengths) + 3, len(layout.prompt_lengths) + 1
-        return Room(prompts, followers, others, _power_of_2(texts, 32), _power_of_2(runs, 8), _power_of_2(longest, 1024))
+        return Room(prompts, followers, others, _power_of_2(texts, 64), _power_of_2(runs, 8), _power_of_2(longest, 2048))
 
 
 def rounded_up(size: int) -> int:
-    """The next of 256, 320, 384, 448, 512, 640, ...: at most a quarter larger.
+    """The next of 256, 384, 512, 768, ..., 4096, 5120, 6144, 7168, 8192, ...
 
-    >>> [rounded_up(size) for size in (1, 256, 257, 500, 513, 1000)]
-    [256, 256, 320, 512, 640, 1024]
+    >>> [rounded_up(size) for size in (1, 257, 500, 513, 4096, 4097)]
+    [256, 384, 512, 768, 4096, 5120]
     """
-    step = max(SMALLEST, _power_of_2(size, 1)) // (8 if size > SMALLEST else 1)
-    return -(-size // step) * step
+    step = _power_of_2(size, SMALLEST) // (4 if size <= COARSE else 8)
+    return max(SMALLEST, -(-size // step) * step)
 
 
 def _power_of_2(size: int, least: int) -> int:

@@ -60,9 +60,10 @@ def test_room_changes_nothing(tiny: Any, kind: str) -> None:
         torch.testing.assert_close(with_room, without, rtol=1e-3, atol=1e-3 * float(without.abs().max()))
 
 
-def test_sizes_grow_by_a_quarter_at_most() -> None:
-    assert [rounded_up(size) for size in (1, 256, 257, 500, 513, 1000, 1025, 5000)] == [256, 256, 320, 512, 640, 1024, 1280, 5120]
-    assert all(size <= rounded_up(size) <= max(256, 1.25 * size) for size in range(1, 9000))
+def test_sizes_are_few() -> None:
+    assert [rounded_up(size) for size in (1, 256, 257, 500, 513, 1000, 5000, 9000)] == [256, 256, 384, 512, 768, 1024, 5120, 10240]
+    assert all(size <= rounded_up(size) <= max(256, 1.5 * size) for size in range(1, 9000))
+    assert len({rounded_up(size) for size in range(1, 16385)}) == 1 + 8 + 8
 
 
 def test_nothing_is_recorded_without_a_card(tiny: Any) -> None:
