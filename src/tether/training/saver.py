@@ -132,7 +132,9 @@ class CheckpointSaver:
         if self._writer.wait(QUIET_SECONDS):
             return True
         end = time.monotonic() + timeout
-        self._callbacks.on_note(f"waiting for the checkpoint of step {self._in_flight} ({self._size / GB:.1f} GB) to be written")
+        self._callbacks.on_note(
+            f"waiting for the checkpoint of step {self._in_flight} (from a copy of {self._size / GB:.1f} GB) to be written"
+        )
         self._callbacks.on_stage_begin("checkpoint", 100)
         shown = 0
         while not (done := self._writer.wait(SHOWN_EVERY)) and time.monotonic() < end:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tether.core.errors import CheckpointError
+from tether.models import lora
 from tether.models.load import load_model
 from tether.runs.checkpoints import Best, best_checkpoint, check_checkpoint, damage, find_checkpoint, list_checkpoints, newest_checkpoint
 from tether.training import checkpoint
@@ -66,6 +67,14 @@ def test_transformers_can_load_it(tmp_path: Path, tiny: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tiny.model.parameters(), strict=True))
     assert AutoTokenizer.from_pretrained(path / "model").encode("<think> Up") == tiny.tokenizer.encode("<think> Up")
     assert load_state(path) == {"step": 7, "note": "of step 7"}
+
+
+def test_a_large_model_is_in_several_files(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora, "MODEL_FILE_BYTES", 2_000_000)
+    path = _save(tmp_path, 7, tiny)
+    assert len(list((path / "model").glob("model-*.safetensors"))) > 2 and (path / "model" / "model.safetensors.index.json").is_file()
+    loaded = load_checkpoint(path, "cpu").model
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), tiny.model.parameters(), strict=True))
 
 
 def test_only_the_newest_stay(tmp_path: Path, tiny: Any) -> None:
