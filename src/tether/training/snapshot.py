@@ -27,6 +27,8 @@ from tether.models.lora import is_lora
 USABLE = 0.8
 """Of the host memory that is free, the share that copies may take."""
 TOUCHING_THREADS = 4
+REGISTERED_BYTES = 2**20
+"""Smaller storages may share a page with others, which is registered once; and they cost nothing."""
 
 
 class Snapshot(NamedTuple):
@@ -80,11 +82,8 @@ class HostMemory:
         with ThreadPoolExecutor(TOUCHING_THREADS) as threads:
             for storage in threads.map(touched, sizes):
                 self._free[storage.nbytes()].append(storage)
-                if (
-                    storage.nbytes()
-                    and torch.cuda.is_available()
-                    and not int(cudart().cudaHostRegister(storage.data_ptr(), storage.nbytes(), 0))
-                ):
+                large = storage.nbytes() >= REGISTERED_BYTES and torch.cuda.is_available()
+                if large and not int(cudart().cudaHostRegister(storage.data_ptr(), storage.nbytes(), 0)):
                     registered.append(storage)  # where that fails, copies are slower
 
     def _model(self, model: PreTrainedModel) -> PreTrainedModel:
