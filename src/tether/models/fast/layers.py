@@ -370,8 +370,9 @@ class _SwiGlu(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor | tuple[Tensor, ...]:
         from tether.models.fast.kernels.pointwise import swiglu_backward
 
-        by_both_S2F = swiglu_backward(grads[0].contiguous(), *_halves(ctx.saved_tensors))
-        return by_both_S2F if len(ctx.saved_tensors) == 1 else by_both_S2F.chunk(2, dim=1)
+        parts = ctx.saved_tensors  # once: where layers are computed again, they are gone then
+        by_both_S2F = swiglu_backward(grads[0].contiguous(), *_halves(parts))
+        return by_both_S2F if len(parts) == 1 else by_both_S2F.chunk(2, dim=1)
 
 
 class _Rotary(torch.autograd.Function):

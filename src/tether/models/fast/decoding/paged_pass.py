@@ -150,7 +150,8 @@ class PagedPass:
         if torch.cuda.mem_get_info(self._device)[0] < LITTLE_MEMORY:
             torch.cuda.empty_cache()
         with torch.cuda.stream(side):
-            graph.capture_begin(pool=self._pool)
+            # Other threads, such as one that registers memory for checkpoints, may use the card meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = work()
             finally:
