@@ -39,6 +39,7 @@ from tether.cli.console import SafeConsole, discard_output
 from tether.core.child import end_with_parent
 from tether.core.errors import RankFailure, TetherError, did_you_mean
 from tether.core.text import shortened
+from tether.training.distributed.slurm import join_slurm
 from tether.training.synonyms import WORDS, spelled
 
 # Typer carries its own copy of click in newer versions, an outside one in older: take the class from what it exports.
@@ -104,6 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
             _fail(f"argument {number} is not UTF-8 text: '{shortened(word, 60)}'; write it in UTF-8", 2)
     end_with_parent()
     try:
+        join_slurm()
         _check_verb(words[0])
         code = app(args=words, prog_name="tether", standalone_mode=False, obj=words)
     except TetherError as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tether.core.errors import BadInput
 from tether.core.protocols import SingleProcess
+from tether.training.distributed.slurm import join_slurm
 from tether.training.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Ranks(SingleProcess):
 
 def launched_rank() -> tuple[int, int]:
     """Rank and number of ranks of this process, as its launcher put them into the environment; (0, 1) where there was none."""
+    join_slurm()
     found = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
     if found["WORLD_SIZE"] is None:
         return 0, 1
