@@ -38,6 +38,10 @@ class NoSuchRoute(BadInput):
     """The server answered 404: it has no such route, or no such model."""
 
 
+class Conflict(BadInput):
+    """The server answered 409: what the request belongs to is over, or another client's."""
+
+
 class ModelEndpoint:
     """Requests to one server. Use it as a context: connections live as long as the block.
 
@@ -138,7 +142,7 @@ class ModelEndpoint:
         if status in (401, 403):
             kind = Forbidden if status == 403 else ModelUnavailable
             return kind(f"the server at {self.base} refuses the key ({problem}); {self._token_source}")
-        refused = NoSuchRoute if status == 404 else BadInput
+        refused = {404: NoSuchRoute, 409: Conflict}.get(status, BadInput)
         return refused(f"the server at {self.base} refuses the request ({problem})")
 
     def _words(self, reply: Reply) -> str:

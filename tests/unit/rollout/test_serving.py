@@ -2,9 +2,10 @@
 
 import copy
 import json
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -423,9 +424,11 @@ def test_an_update_that_is_never_finished_is_given_up(changeable: tuple[str, Loa
     )
     assert _version(url) == "0"
     deadline = time.monotonic() + 20
-    while httpx.get(f"{url}/weight_info").json() != {"weight_version": "0", "updating": False}:
+    while (found := httpx.get(f"{url}/weight_info").json())["updating"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert (found["weight_version"], found["abandoned"]["weight_version"]) == ("0", "next")
+    assert found["abandoned"]["reason"] == "its publisher was silent for 1 s" and found["abandoned"]["since"].endswith("+00:00")
     assert "took too long" in _refused(url, f"/finish_weight_update{update}", 409)
     assert _version(url) == "0"
 
@@ -447,18 +450,31 @@ def test_wrong_weights_are_refused_and_nothing_of_them_is_served(changeable: tup
     url, loaded = changeable
     weights = _named(tiny.model)
     name = next(iter(weights))
-    update = _start(url, "1")
-    assert "has no parameter 'strange'" in _send(url, update, {"strange": torch.zeros(2)}).json()["error"]["message"]
-    assert "has shape [2] in the update" in _send(url, update, {name: torch.zeros(2)}).json()["error"]["message"]
+
+    def refused(said: str, send: Callable[[str], httpx.Response]) -> None:
+        """Whatever is refused abandons its update: nothing of it is served, nobody waits, and /weight_info says why."""
+        reply = send(_start(url, "wrong"))
+        message = reply.json()["error"]["message"]
+        assert reply.status_code == 400 and said in message
+        found = httpx.get(f"{url}/weight_info").json()
+        assert (found["weight_version"], found["updating"]) == ("0", False)
+        assert (found["abandoned"]["weight_version"], found["abandoned"]["reason"]) == ("wrong", message)
+        assert _version(url) == "0"
+
+    def send_part(update: str) -> httpx.Response:
+        _send(url, update, {name: weights[name] + 1})
+        return httpx.post(f"{url}/finish_weight_update{update}", json={})
+
+    refused("has no parameter 'strange'", lambda update: _send(url, update, {"strange": torch.zeros(2)}))
+    refused("has shape [2] in the update", lambda update: _send(url, update, {name: torch.zeros(2)}))
     numbers = torch.zeros(weights[name].shape, dtype=torch.int64)
-    assert "is torch.int64 in the update" in _send(url, update, {name: numbers}).json()["error"]["message"]
-    junk = httpx.post(f"{url}/update_weights{update}", content=b"junk", headers=BYTES)
-    assert "no safetensors file" in junk.json()["error"]["message"]
+    refused("is int64 in the update", lambda update: _send(url, update, {name: numbers}))
+    refused("no safetensors file", lambda update: httpx.post(f"{url}/update_weights{update}", content=b"junk", headers=BYTES))
     for path in ("/nowhere", "/dev/zero", "a\x00b"):
-        assert "cannot read weights from" in _refused(url, f"/update_weights{update}", path=path)
-    _send(url, update, {name: weights[name] + 1})
-    assert f"left out {len(weights) - 1} parameters" in _refused(url, f"/finish_weight_update{update}")
+        refused("cannot read weights from", lambda update, path=path: httpx.post(f"{url}/update_weights{update}", json={"path": path}))
+    refused(f"left out {len(weights) - 1} parameters", send_part)
     assert torch.equal(dict(loaded.model.named_parameters())[name], weights[name]), "what has come is held apart"
+    update = _start(url, "1")
     _send(url, update, weights)
     _post(url, f"/finish_weight_update{update}")
     assert httpx.get(f"{url}/weight_info").json() == {"weight_version": "1", "updating": False}
@@ -477,6 +493,7 @@ def test_metrics_follow_tokens_and_weights(changeable: tuple[str, LoadedModel], 
     assert metric("tether_queue_requests") == metric("tether_running_requests") == metric("tether_weights_version") == 0
     first = _start(url, "run-6")
     assert _send(url, first, {"strange": torch.zeros(2)}).status_code == 400
+    _start(url, "run-6")
     second = _start(url, "run-7")
     _send(url, second, _named(tiny.model))
     _post(url, f"/finish_weight_update{second}")
@@ -522,6 +539,54 @@ def test_no_server_is_ready_while_weights_are_put_in_place(changeable: tuple[str
         assert any("new weights are being put in place" in text for text in said)
         flying.result()
     assert httpx.get(f"{url}/ready").status_code == 200
+
+
+def test_weights_of_another_model_are_refused_before_an_update_begins(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
+    """The update of another publisher goes on."""
+    url, _ = changeable
+    right = {name: ["float32", list(tensor.shape)] for name, tensor in _named(tiny.model).items()}
+    name = min(right)
+    update = _start(url, "right", parameters=right)
+    fewer = {other: entry for other, entry in right.items() if other != name}
+    for said, parameters in (
+        ("has no parameter 'strange'", {**right, "strange": ["float32", [2]]}),
+        ("has shape [2] in the update", {**right, name: ["float32", [2]]}),
+        ("is int64 in the update", {**right, name: ["int64", right[name][1]]}),
+        ("is load in the update", {**right, name: ["load", right[name][1]]}),
+        (f"left out 1 parameters, {name}", fewer),
+    ):
+        body = {"token": own_token(), "weight_version": "wrong", "parameters": parameters}
+        assert said in _refused(url, "/start_weight_update", **body)
+    found = httpx.get(f"{url}/weight_info").json()
+    assert found["update"]["weight_version"] == "right" and "abandoned" not in found
+    _send(url, update, _named(tiny.model))
+    _post(url, f"/finish_weight_update{update}")
+    assert _version(url) == "right"
+
+
+def test_a_connection_that_drops_inside_an_update_can_be_made_again_until_the_update_is_abandoned(
+    changeable: tuple[str, LoadedModel], tiny: Any
+) -> None:
+    url, _ = changeable
+    update = _start(url, "cut", seconds=1)
+    body, address = save(_named(tiny.model)), httpx.URL(url)
+
+    def drop() -> None:
+        """Half of a body, then nothing."""
+        head = f"POST /update_weights{update} HTTP/1.1\r\nHost: {address.host}\r\nContent-Type: application/octet-stream\r\nContent-Length: {len(body)}"
+        with socket.create_connection((address.host, address.port)) as connection:
+            connection.sendall(head.encode() + b"\r\n\r\n" + body[: len(body) // 2])
+            time.sleep(1.2)  # longer than the publisher may be silent: it is not, while it sends
+            assert httpx.get(f"{url}/weight_info").json()["updating"]
+
+    drop()
+    assert _send(url, update, _named(tiny.model)).status_code == 200
+    drop()
+    deadline = time.monotonic() + 10
+    while httpx.get(f"{url}/weight_info").json()["updating"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert _version(url) == "0"
 
 
 def test_diverged_weights_are_an_error_of_the_request_and_the_server_lives(changeable: tuple[str, LoadedModel], tiny: Any) -> None:

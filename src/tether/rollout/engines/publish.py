@@ -16,7 +16,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -29,7 +29,7 @@ from torch import Tensor
 from tether.core.config import cache_folder
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.core.http import free_port, is_loopback, token_for
-from tether.models.endpoint import ModelEndpoint, ServerUnreachable
+from tether.models.endpoint import Conflict, ModelEndpoint, ServerUnreachable
 from tether.models.lora import is_lora, merged
 from tether.models.policy import Policy
 from tether.rollout.engines.vllm_plugin import broadcast, join_group
@@ -72,22 +72,34 @@ class TetherPublisher:
         self._folder, self._memory = folder, memory
 
     def publish(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor], version: str) -> None:
-        update = f"?update={self._start(endpoint, version)}"
-        if self._folder is not None:
-            self._by_file(endpoint, update, self._folder, weights)
-        elif not self._by_memory(endpoint, update, weights):
-            for chunk in chunks(weights):
-                endpoint.call("POST", f"/update_weights{update}", content=save(chunk), timeout=UPDATE_TIMEOUT)
+        with ExitStack() as files:
+            path = self._written(endpoint, weights, files)  # before the update begins: a server waits only so long for the next call
+            update = self._start(endpoint, weights, version)
+            if path is not None:
+                try:
+                    endpoint.call("POST", f"/update_weights{update}", {"path": str(path)}, timeout=UPDATE_TIMEOUT)
+                except (ServerUnreachable, Conflict):
+                    raise
+                except BadInput as error:
+                    if self._folder is not None:
+                        raise
+                    self._without_memory(endpoint, error)  # the server is in a container of its own, or another user's
+                    path, update = None, self._start(endpoint, weights, version)  # a server abandons what it refuses
+            if path is None:
+                for chunk in chunks(weights):
+                    endpoint.call("POST", f"/update_weights{update}", content=save(chunk), timeout=UPDATE_TIMEOUT)
         endpoint.call("POST", f"/finish_weight_update{update}", delays=(), timeout=UPDATE_TIMEOUT)
 
     @staticmethod
-    def _start(endpoint: ModelEndpoint, version: str) -> str:
-        """The id of a new update. The token is that of this user on a server of this machine, or the one that the server wants of every client."""
+    def _start(endpoint: ModelEndpoint, weights: Mapping[str, Tensor], version: str) -> str:
+        """Begin an update, and refer to it; weights of another model are refused here. The token is that of this user on a server of this machine,
+        or the one that the server wants of every client."""
         own = token_for(endpoint.base, PUBLISHER_VARIABLE)
         tokens = [own] if own else [own_token() if is_loopback(urlsplit(endpoint.base).hostname or "") else None, endpoint.token]
         refused = ModelUnavailable(f"the server at {endpoint.base} takes weights with the publisher's token; {PUBLISHER_ADVICE}")
+        parameters = {name: (str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in weights.items()}
         for token in filter(None, tokens):
-            body = {"token": token, "weight_version": version}
+            body = {"token": token, "weight_version": version, "parameters": parameters}
             try:
                 answer = endpoint.call("POST", "/start_weight_update", body, timeout=UPDATE_TIMEOUT)
             except ServerUnreachable:
@@ -98,30 +110,27 @@ class TetherPublisher:
                 raise BadInput(
                     f"the server at {endpoint.base} is an older tether serve, which takes weights in another way; start it with this version"
                 )
-            return str(answer["update"])
+            return f"?update={answer['update']}"
         raise refused
 
-    @staticmethod
-    def _by_file(endpoint: ModelEndpoint, update: str, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        with weights_on_disk(folder, weights) as path:
-            endpoint.call("POST", f"/update_weights{update}", {"path": str(path)}, timeout=UPDATE_TIMEOUT)
-
-    def _by_memory(self, endpoint: ModelEndpoint, update: str, weights: Mapping[str, Tensor]) -> bool:
-        """Whether a server of this machine took the weights from shared memory. What keeps it from doing so is said, once."""
+    def _written(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor], files: ExitStack) -> Path | None:
+        """A file for the server to read, for as long as `files` are open; None where the weights go over HTTP."""
+        if self._folder is not None:
+            return files.enter_context(weights_on_disk(self._folder, weights))
         if self._memory is None or not is_loopback(urlsplit(endpoint.base).hostname or "") or not self._memory.is_dir():
-            return False
+            return None
         size, free = sum(tensor.nbytes for tensor in weights.values()), shutil.disk_usage(self._memory).free
         try:
             if size > SHARED_MEMORY_SHARE * free:
                 raise BadInput(f"they have {size / 1e9:.1f} GB, and {self._memory} has {free / 1e9:.1f} free")
-            self._by_file(endpoint, update, self._memory, weights)
-        except ServerUnreachable:
-            raise
-        except BadInput as error:  # too small, or the server is in a container of its own, or another user's
-            _LOG.warning("weights go to %s over HTTP, not through shared memory: %s", endpoint.base, error)
-            self._memory = None
-            return False
-        return True
+            return files.enter_context(weights_on_disk(self._memory, weights))
+        except BadInput as error:
+            return self._without_memory(endpoint, error)
+
+    def _without_memory(self, endpoint: ModelEndpoint, why: BadInput) -> None:
+        """Use HTTP from now on, and say so once."""
+        _LOG.warning("weights go to %s over HTTP, not through shared memory: %s", endpoint.base, why)
+        self._memory = None
 
 
 def own_token() -> str | None:

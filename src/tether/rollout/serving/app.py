@@ -7,7 +7,6 @@ and weights give the same tokens, whatever else is in the batch. A wrong request
 import asyncio
 import hmac
 import secrets
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -20,7 +19,6 @@ from pydantic import Field
 
 from tether.core.config import Settings, validate
 from tether.core.enums import FinishReason
-from tether.core.errors import BadInput
 from tether.core.grammar import ANSWER_CLOSE, THINK_OPEN
 from tether.core.http import DRAIN_SECONDS, Refusal, declared_type, make_server, read_body, read_json, run_server, serving_app, status_of
 from tether.core.images import Image, with_placeholders
@@ -29,7 +27,7 @@ from tether.core.version import __version__
 from tether.models.load import LoadedModel
 from tether.models.messages import Message
 from tether.models.tool_formats import Tool
-from tether.rollout.engines.publish import PUBLISHER_ADVICE, UPDATE_TIMEOUT, publisher_tokens
+from tether.rollout.engines.publish import PUBLISHER_ADVICE, publisher_tokens
 from tether.rollout.serving.chat import chat_response, envelope, finish_reason, json_response, read_fields, reply_message
 from tether.rollout.serving.requests import COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, SamplingFields
 from tether.rollout.serving.response import COMPUTE_ERRORS
@@ -42,10 +40,9 @@ if TYPE_CHECKING:
 
 MAX_JSON, MAX_IMAGE_JSON = 16 * 2**20, 64 * 2**20
 """Bytes of a JSON body, and of one that may hold images."""
-UPDATE_SECONDS = UPDATE_TIMEOUT
-"""Between two calls of a weight update, unless the publisher says otherwise; then it is given up."""
+UPDATE_SECONDS = 60.0
+"""Of silence between two calls of a weight update, unless the publisher says otherwise; then it is abandoned."""
 MOST_UPDATE_SECONDS = 6 * 3600.0
-MAX_UPDATE_JSON = 2**16
 GENERATION_PATHS = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate")
 
 B = TypeVar("B", bound=Settings)
@@ -263,6 +260,8 @@ class StartBody(Settings):
     token: Annotated[str, Field(max_length=1000)]
     weight_version: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")]
     seconds: Annotated[float, Field(gt=0, le=MOST_UPDATE_SECONDS)] = UPDATE_SECONDS
+    parameters: dict[str, tuple[str, list[int]]] | None = None
+    """Dtype and shape of every tensor that will follow: those of another model are refused before anything is sent."""
 
 
 class PathBody(Settings):
@@ -274,9 +273,14 @@ def _weights(served: ServedModel) -> dict[str, Any]:
     update = served.update_in_progress
     found: dict[str, Any] = {"weight_version": served.version, "updating": update is not None}
     if update is not None:
-        since = datetime.fromtimestamp(update.since, UTC).isoformat(timespec="seconds")
-        found["update"] = {"weight_version": update.version, "since": since, "seconds": update.seconds}
+        found["update"] = {"weight_version": update.version, "since": _time(update.since), "seconds": update.seconds}
+    if (lost := served.abandoned) is not None:
+        found["abandoned"] = {"weight_version": lost.version, "since": _time(lost.since), "reason": lost.reason}
     return found
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _add_weight_routes(app: "FastAPI", served: ServedModel, token: str | None) -> None:
@@ -290,52 +294,42 @@ def _add_weight_routes(app: "FastAPI", served: ServedModel, token: str | None) -
 
     @app.post("/start_weight_update")
     async def start(request: Request) -> Response:
-        value = await read_json(request, MAX_UPDATE_JSON)
+        value = await read_json(request, MAX_JSON)
         if "token" not in value:
             raise Refusal(401, f"new weights need the publisher's token; {PUBLISHER_ADVICE}")
         body = validate(StartBody, value, "request")
         if not any(hmac.compare_digest(body.token.encode(errors="replace"), known.encode()) for known in accepted):
             raise Refusal(401, f"this is not the publisher's token; {PUBLISHER_ADVICE}")
         replaced = served.version
-        update = served.start_update(body.weight_version, body.seconds)
+        update = served.start_update(body.weight_version, body.seconds, body.parameters)
 
-        def give_up_in_time() -> None:
+        def abandon_in_time() -> None:
             if served.update_in_progress is update:
-                asyncio.get_running_loop().call_later(max(1.0, update.deadline - time.monotonic()), give_up_in_time)
+                asyncio.get_running_loop().call_later(max(1.0, update.seconds_left), abandon_in_time)
 
-        give_up_in_time()
+        abandon_in_time()
         return json_response({"update": update.id, "seconds": update.seconds, "replaces": replaced})
 
     @app.post("/update_weights")
     async def take(request: Request) -> Response:
         wanted, is_file = request.query_params.get("update"), declared_type(request) == "application/octet-stream"
         try:
-            update = served.find_update(wanted)
+            served.find_update(wanted)
         except Refusal:
             async for _ in request.stream():  # kept nowhere; the client reads its refusal once it has sent everything
                 pass
             raise
-        source = await read_body(request, _most_bytes(served)) if is_file else Path((await _read(request, PathBody)).path)
-        with _counted(served):
+        with served.receiving(wanted) as update:
+            source = await read_body(request, _most_bytes(served)) if is_file else Path((await _read(request, PathBody)).path)
             count = await asyncio.to_thread(update.take, source)
         served.find_update(wanted)  # it may have been replaced meanwhile
         return json_response({"tensors": count})
 
     @app.post("/finish_weight_update")
     async def finish(request: Request) -> Response:
-        update = served.find_update(request.query_params.get("update"))
-        with _counted(served):
+        with served.receiving(request.query_params.get("update")) as update:
             await served.finish_update(update)
         return json_response({"weight_version": update.version})
-
-
-@contextmanager
-def _counted(served: ServedModel) -> Iterator[None]:
-    try:
-        yield
-    except BadInput:
-        served.updates["refused"] += 1
-        raise
 
 
 # ------------------------------------------------------------------------------------------------------------- in a program

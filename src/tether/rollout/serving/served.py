@@ -2,7 +2,8 @@
 
 New weights come in the steps that vLLM's routes have: start with a version, update as often as needed, finish. The tensors, named as the Hugging
 Face model names them, are held in main memory until the update is finished, and the old weights serve meanwhile: whatever happens to a publisher,
-clients are served, and never a mixture. An update that is not finished in time is given up, and so is one when another is started.
+clients are served, and never a mixture. A publisher that says at the start what it will send is refused there if the model is another one. An update
+is abandoned when anything of it is refused, when its publisher is silent for too long, and when another is started; `abandoned` says which and why.
 """
 
 import asyncio
@@ -12,8 +13,9 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -41,6 +43,9 @@ from tether.rollout.serving.response import ResponseRequest
 
 T = TypeVar("T")
 
+Manifest = Mapping[str, tuple[str, list[int]]]
+"""Of each tensor that a publisher will send: its dtype, as torch names it, and its shape."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -51,18 +56,47 @@ class Answer:
     version: str
 
 
+@dataclass(frozen=True, slots=True)
+class AbandonedUpdate:
+    """An update that came to nothing: the version that it would have been, when it was abandoned, and why."""
+
+    version: str
+    since: float
+    reason: str
+
+
 class WeightUpdate:
     """New weights on their way: tensors are checked as they come and held apart, and the model is not touched before all are there."""
 
-    def __init__(self, module: PreTrainedModel, version: str, seconds: float) -> None:
+    def __init__(self, module: PreTrainedModel, version: str, seconds: float, manifest: Manifest | None = None) -> None:
+        """`manifest`: what the publisher will send, which is checked here."""
         self.id = secrets.token_hex(16)
         """Known to the publisher alone: every further call of the update names it."""
         self.version, self.seconds, self.since = version, seconds, time.time()
-        self.deadline = time.monotonic() + seconds
-        """Moved on by every call of the update."""
+        self._calls = 0
+        self._heard = time.monotonic()
         self._own = module.state_dict(keep_vars=True)  # also the second names of tied weights
         self._outstanding = {name for name, _ in module.named_parameters()}
         self._held: dict[str, Tensor] = {}
+        if manifest is not None:
+            for name, (dtype, shape) in sorted(manifest.items()):
+                self._check(name, dtype, shape)
+            self._check_nothing_left_out(self._outstanding - manifest.keys())
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """One call of the publisher: its silence begins when the call ends, however it ends."""
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._heard = time.monotonic()
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the publisher has been silent for too long."""
+        return self.seconds if self._calls else self._heard + self.seconds - time.monotonic()
 
     def take(self, source: bytes | Path) -> int:
         """Take the tensors of a safetensors file: its bytes, its path on this machine, or a folder of such files; returns how many."""
@@ -91,24 +125,31 @@ class WeightUpdate:
 
     def _hold(self, tensors: Mapping[str, Tensor], *, copies: bool = False) -> int:
         for name, tensor in sorted(tensors.items(), key=lambda item: item[0]):  # a file is read in no fixed order
-            if name not in self._own:
-                raise BadInput(f"the served model has no parameter '{name}'; serve the model that is trained")
-            own = self._own[name]
-            if own.shape != tensor.shape:
-                raise BadInput(
-                    f"parameter '{name}' has shape {list(tensor.shape)} in the update and {list(own.shape)} in the served model; "
-                    "serve the model that is trained"
-                )
-            if own.is_floating_point() != tensor.is_floating_point():
-                raise BadInput(f"parameter '{name}' is {tensor.dtype} in the update and {own.dtype} in the served model; send weights")
+            self._check(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
         self._held.update({name: tensor.clone() for name, tensor in tensors.items()} if copies else tensors)
         self._outstanding -= tensors.keys()
-        self.deadline = time.monotonic() + self.seconds
         return len(tensors)
 
+    def _check(self, name: str, dtype: str, shape: list[int]) -> None:
+        """Refuse a tensor that is not one of the served model."""
+        if name not in self._own:
+            raise BadInput(f"the served model has no parameter '{name}'; serve the model that is trained")
+        own = self._own[name]
+        if list(own.shape) != shape:
+            raise BadInput(
+                f"parameter '{name}' has shape {shape} in the update and {list(own.shape)} in the served model; serve the model that is trained"
+            )
+        sent = getattr(torch, dtype, None)
+        if not isinstance(sent, torch.dtype) or own.is_floating_point() != sent.is_floating_point:
+            raise BadInput(f"parameter '{name}' is {dtype} in the update and {own.dtype} in the served model; send weights")
+
+    @staticmethod
+    def _check_nothing_left_out(missing: set[str]) -> None:
+        if missing:
+            raise BadInput(f"the update left out {len(missing)} parameters, {min(missing)} among them; serve the model that is trained")
+
     def check_complete(self) -> None:
-        if self._outstanding:
-            raise BadInput(f"the update left out {len(self._outstanding)} parameters, {min(self._outstanding)} among them; send all")
+        self._check_nothing_left_out(self._outstanding)
 
     @torch.no_grad()
     def apply(self) -> None:
@@ -148,6 +189,8 @@ class ServedModel:
         """Weight updates by what became of them."""
         self.is_swapping = False
         """New weights wait for the requests in flight, or are being put in place: other requests wait."""
+        self.abandoned: AbandonedUpdate | None = None
+        """The latest update that came to nothing, if it came after the weights that are served."""
         self._engine = NativeEngine(
             self.policy, max_rows=max_rows, max_context=self.policy.max_positions, cache_gb=cache_gb, keeps_slots=True
         )
@@ -234,25 +277,52 @@ class ServedModel:
 
     @property
     def update_in_progress(self) -> WeightUpdate | None:
-        """What is being sent; an update that has taken too long is given up, and its memory with it."""
+        """What is being sent; where its publisher has been silent for too long, it is abandoned, and its memory given back."""
         update = self._update
-        if update is not None and time.monotonic() > update.deadline:
-            self._update = None
-            self.updates["expired"] += 1
+        if update is not None and update.seconds_left < 0:
+            self.abandon(update, "expired", f"its publisher was silent for {update.seconds:g} s")
         return self._update
 
-    def start_update(self, version: str, seconds: float) -> WeightUpdate:
-        """Begin to take new weights. An update in progress is given up: its publisher was cut off, or will be told."""
-        self.updates["replaced"] += self.update_in_progress is not None
-        self._update = update = WeightUpdate(self.policy.module, version, seconds)
+    def start_update(self, version: str, seconds: float, manifest: Manifest | None = None) -> WeightUpdate:
+        """Begin to take new weights. Those of another model are refused, and an update in progress goes on. Else that is abandoned: its publisher
+        was cut off, or will be told."""
+        try:
+            update = WeightUpdate(self.policy.module, version, seconds, manifest)
+        except BadInput:
+            self.updates["refused"] += 1
+            raise
+        if (before := self.update_in_progress) is not None:
+            self.abandon(before, "replaced", f"the update of version '{version}' was started")
+        self._update = update
         return update
+
+    def abandon(self, update: WeightUpdate, outcome: str, reason: str) -> None:
+        """Forget an update, and count it; the weights that are served stay."""
+        if self._update is update:
+            self.updates[outcome] += 1
+            self._update, self.abandoned = None, AbandonedUpdate(update.version, time.time(), reason)
+
+    @contextmanager
+    def receiving(self, wanted: str | None) -> Iterator[WeightUpdate]:
+        """One call of a publisher to the update of this id. A refusal of what it sends abandons the update; a lost connection does not: the
+        publisher may send the same again while `seconds` last."""
+        update = self.find_update(wanted)
+        try:
+            with update.call():
+                yield update
+        except (BadInput, Refusal) as error:
+            self.abandon(update, "refused", str(error))
+            raise
 
     def find_update(self, wanted: str | None) -> WeightUpdate:
         """The update of this id, if it is still in progress."""
         update = self.update_in_progress
         if update is None or wanted is None or not hmac.compare_digest(update.id.encode(), wanted.encode(errors="replace")):
             now = "none is in progress" if update is None else f"that of version '{update.version}' is in progress"
-            raise Refusal(409, f"this weight update was not started, took too long or was replaced by another ({now}); start it again")
+            raise Refusal(
+                409,
+                f"this weight update was not started, took too long, was refused or was replaced by another ({now}); start it again, and let one run use a server",
+            )
         return update
 
     async def finish_update(self, update: WeightUpdate) -> None:
@@ -263,7 +333,7 @@ class ServedModel:
                 raise Refusal(409, "another weight update was started meanwhile; start this one again")
             self._engine.forget()
             update.apply()
-            self.version, self._update = update.version, None
+            self.version, self._update, self.abandoned = update.version, None, None
             self.weights_since = time.time()
             self.updates["applied"] += 1
 
