@@ -146,6 +146,8 @@ def test_servers_killed_in_a_rollout(tiny: Any, native: RunStore, tmp_path: Path
         assert len(str(ended.value).splitlines()) == 1
         stopped = RunStore.open(folder)
         assert [record.step for record in stopped.steps()] == [0, 1]
+        (left_out,) = (note for note in stopped.steps()[1].notes if "is left out" in note)
+        assert left_out.startswith(f"the server at {addresses[0]} is left out (") and left_out.endswith("continue on the others")
     finally:
         for server in (first, second):
             server.kill()

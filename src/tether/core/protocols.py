@@ -284,6 +284,10 @@ class AsyncEngine(Engine, Protocol):
         """Publish again what was published last: a server has lost it. All ranks call it together."""
         ...
 
+    def take_notes(self) -> list[str]:
+        """What happened to its servers since the last call, for the record."""
+        ...
+
     def cancel(self) -> None:
         """Let whatever the engine does in another thread end soon, with an error. The engine is not used again."""
         ...

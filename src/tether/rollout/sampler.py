@@ -387,6 +387,7 @@ class Sampler:
     def take_notes(self) -> list[str]:
         """What happened since the last call."""
         notes, self._notes = self._notes, []
+        notes += self.engine.take_notes() if isinstance(self.engine, AsyncEngine) else []
         notes += [note for spec in self.pool.specs if spec.player is not None for note in spec.player.take_notes()]
         return notes + [f"{address} did not answer for a while; its episodes waited, or were played again" for address in take_outages()]
 

@@ -102,10 +102,10 @@ def test_a_sampling_server_that_restarts_is_waited_for(tiny: Any, caplog: pytest
         back = server.away()
         assert engine.sync()["probe_difference"] < 1e-5
         back.join()
-        said = [record.message for record in caplog.records if record.name == "tether.core.http_client"]
-        assert re.fullmatch(rf"{server.url} does not answer \(ConnectError: .*\); trying again for up to 60 s", said[0]), said
-        assert len(said) == 2 and said[1].startswith(f"{server.url} answers again, after ")
-        assert take_outages() == [server.url]
+        said = [record.message for record in caplog.records if record.name == "tether.rollout.engines.server"]
+        assert re.fullmatch(rf"the server at {server.url} is left out \(ConnectError: .*\); waiting for up to 60 s", said[0]), said
+        assert len(said) == 2 and re.fullmatch(rf"the server at {server.url} is used again, after \d+\.\d s", said[1])
+        assert engine.take_notes() == said and engine.take_notes() == []
 
 
 def test_a_server_that_stays_away_fails_at_its_time_out() -> None:

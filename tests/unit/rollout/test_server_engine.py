@@ -208,6 +208,12 @@ def test_several_servers_share_the_work_and_one_that_hangs_is_left_out(
         assert _tokens(_play(engine, chat)) == _tokens(native)
         assert [server.is_alive for server in engine.servers] == [False, True] and engine.statistics.recomputed_tokens > 0
         assert "ReadTimeout" in engine.servers[0].problem
+        first.hangs = False
+        _play(engine, chat)
+        (left_out, back) = engine.take_notes()
+        assert left_out.startswith(f"the server at {first.url} is left out (ReadTimeout")
+        assert left_out.endswith("; its conversations continue on the others")
+        assert back.startswith(f"the server at {first.url} is used again, after ") and engine.take_notes() == []
 
 
 # ------------------------------------------------------------------------------------------------------------------ weights

@@ -20,6 +20,7 @@ With asynchronous rollouts another thread drives the engine while the learner tr
 restarted, from a snapshot, and the policy is not looked at.
 """
 
+import logging
 import math
 import secrets
 import threading
@@ -35,7 +36,6 @@ from torch import Tensor
 
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, EngineUnavailable, OutdatedEngine
-from tether.core.http_client import note_answer, note_silence
 from tether.core.images import has_images
 from tether.core.protocols import (
     Communicator,
@@ -55,6 +55,8 @@ from tether.rollout.engines.driver import ConversationDriver, Track
 from tether.rollout.engines.publish import named_weights, with_head
 from tether.rollout.engines.stop_rule import StopRule
 from tether.rollout.engines.vllm_server import VllmOptions, VllmServer
+
+_LOG = logging.getLogger(__name__)
 
 MALFORMED_ATTEMPTS = 3
 """How often a request is sent whose answer lacks ids or log-probs, before the server is refused."""
@@ -154,6 +156,9 @@ class ServerEngine:
         self._name = secrets.token_hex(4)
         self._published: WeightsSnapshot | None = None
         self._cancelled = threading.Event()
+        self._left_out: dict[ServerConnection, float] = {}
+        """Servers that cannot be reached, and since when (time.monotonic)."""
+        self._notes: list[str] = []
         self.statistics = EngineStatistics()
         self.servers = [
             ServerConnection(
@@ -315,15 +320,31 @@ class ServerEngine:
             if self._published is not None:
                 server.publish(self._named(self._published), self.label)
             server.verify(self._probe, self.label)
-            note_answer(server.address)
         except ServerUnreachable as error:
             self.lose(server, error)
+        else:
+            if (since := self._left_out.pop(server, None)) is not None:
+                self._note(f"the server at {server.address} is used again, after {time.monotonic() - since:.1f} s")
 
     def lose(self, server: ServerConnection, error: ServerUnreachable) -> None:
-        """Leave a server out that cannot be reached, and say so; of servers that somebody else starts again, they say it."""
+        """Leave a server out that cannot be reached, and say so once."""
         server.lose(str(error))
+        if server not in self._left_out:
+            self._left_out[server] = time.monotonic()
+            others = any(other.is_alive for other in self.servers)
+            then = "its conversations continue on the others" if others else f"waiting for up to {self.options.patience:g} s"
+            self._note(f"the server at {server.address} is left out ({error.cause}); {then}")
+
+    def _note(self, note: str) -> None:
+        """For the console and the record; of servers that somebody else starts again, they tell the console."""
+        self._notes.append(note)
         if self.options.find is None:
-            note_silence(server.address, error.cause, self.options.patience)
+            _LOG.warning("%s", note)
+
+    def take_notes(self) -> list[str]:
+        """Servers that were left out, and that came back, since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def _nobody_there(self) -> str:
         said = "; ".join(server.problem for server in self.servers)
