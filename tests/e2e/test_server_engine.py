@@ -4,19 +4,23 @@ import copy
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fastapi import Request, Response
 from safetensors.torch import load_file
 
 import tether
 from tether.core.errors import EngineUnavailable
+from tether.core.http import serving_app
 from tether.models.load import LoadedModel
-from tether.rollout.serving.app import serving_model
+from tether.rollout.engines.connection import PROBE_SAMPLES
+from tether.rollout.serving.app import make_app, serving_model
+from tether.rollout.serving.served import ServedModel
 from tether.runs.store import RunStore
 
 SETTINGS: dict[str, Any] = {
@@ -69,11 +73,63 @@ def test_a_run_through_a_server_is_the_native_run(tiny: Any, native: RunStore, t
         assert record.metrics["update/mismatch"] < 1e-4
         assert record.metrics["update/probe_difference"] < 1e-5
         assert record.metrics["rollout/staleness"] == 0
+        assert record.metrics["update/checked_tokens"] == record.metrics["update/tokens_trained"], "the filter left nothing out"
+        assert 0 < record.metrics["update/checked_difference"] < record.metrics["update/checked_difference_max"] < 1e-4
     versions = [
         turn["versions"] for line in (served.folder / "trajectories.jsonl").read_text().splitlines() for turn in json.loads(line)["turns"]
     ]
     assert {number for spans in versions for number, _ in spans} == {0, 1, 2}, "the start, and two updates"
     assert json.loads((served.folder / "run.json").read_text())["machine"]["engine"] == "server (tether)"
+
+
+# ------------------------------------------------------------------------------------------------------------ wrong answers
+
+
+@contextmanager
+def _lying(tiny: Any, change: Callable[[dict[str, Any]], None]) -> Iterator[str]:
+    """A server whose responses are changed on their way; those to the probe are shorter, and stay."""
+    app = make_app(ServedModel("tiny", LoadedModel(copy.deepcopy(tiny.model), tiny.tokenizer), max_rows=8))
+
+    async def changed(request: Request, call_next: Any) -> Response:
+        reply = await call_next(request)
+        data = b"".join([part async for part in reply.body_iterator])
+        if request.url.path.endswith("/generate") and len((answer := json.loads(data))["choices"][0]["token_ids"]) > PROBE_SAMPLES:
+            change(answer["choices"][0])
+            data = json.dumps(answer).encode()
+        return Response(data, reply.status_code, media_type=reply.media_type or "application/json")
+
+    app.middleware("http")(changed)
+    with serving_app(app, "tiny") as url:
+        yield url
+
+
+def _other_token(choice: dict[str, Any]) -> None:
+    choice["token_ids"][4] = choice["logprobs"]["content"][4]["token_id"] = 300
+
+
+def test_wrong_tokens_stop_the_first_step_before_anything_is_learned(tiny: Any, tmp_path: Path) -> None:
+    """Here no pass of the batch computes the learner's log-probs, so episodes are drawn and recomputed."""
+    said = r"step 1: tokens or log-probs from http://.* over \d+ tokens of \d rows the learner's log-probs differ from the server's by [\d.]+ on average"
+    with _lying(tiny, _other_token) as url, pytest.raises(EngineUnavailable, match=said) as ended:
+        _train(tmp_path / "run", url, evaluation={"prompts": 0}, algorithm={"importance_cap": None})
+    assert "nothing was trained on them" in str(ended.value) and len(str(ended.value).splitlines()) == 1
+    assert RunStore.open(tmp_path / "run").steps() == []
+
+
+def test_one_wrong_logprob_stops_the_step(tiny: Any, tmp_path: Path) -> None:
+    """One token of one response is 0.7 off, all others are right."""
+    wrong: list[bool] = []
+
+    def change(choice: dict[str, Any]) -> None:
+        if not wrong:
+            wrong.append(True)
+            choice["logprobs"]["content"][3]["logprob"] -= 0.7
+
+    with (
+        _lying(tiny, change) as url,
+        pytest.raises(EngineUnavailable, match=r"differ from the server's by .*0\.7 at the worst token \(at most 0\.5\)"),
+    ):
+        _train(tmp_path / "run", url, evaluation={"prompts": 0})
 
 
 # ------------------------------------------------------------------------------------------------------------- dead servers

@@ -206,7 +206,6 @@ def _weighted(text: str) -> dict[str, Any]:
 
 def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: Any, console: SafeConsole, *, quiet: bool) -> None:
     from tether.training.api import run_training
-    from tether.training.resolve import cpu_prompts, on_cpu
 
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(Text(played, "bold"), end="")
@@ -214,8 +213,7 @@ def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: An
     share = "" if settings.filter.strategy in ("all", "band") else f" {settings.filter.keep}"
     console.print(f"{share}, {settings.steps} steps, seed {settings.seed}", end="", highlight=False)
     console.print(f"{f', {ranks.size} ranks' if ranks.size > 1 else ''} -> {store.folder}", highlight=False)
-    if on_cpu(settings) and settings.evaluation.prompts == (fewer := cpu_prompts(settings.model.name)):
-        console.print(f"validation on {fewer} prompts, as this is a CPU; --set evaluation.prompts=512 for the paper's", highlight=False)
+    console.print(_validation(settings), highlight=False)
     if resumed:
         console.say(_continues(store, settings.steps))
     status = console.status("loading the model")
@@ -248,6 +246,19 @@ def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: An
     _finish(console, store)
 
 
+def _validation(settings: Any) -> str:
+    """When the run validates, and on how many prompts."""
+    from tether.training.resolve import cpu_prompts, on_cpu
+
+    prompts, every = settings.evaluation.prompts, settings.evaluation.every
+    if prompts == 0:
+        return "no validation (evaluation.prompts=0)"
+    few = on_cpu(settings) and prompts == cpu_prompts(settings.model.name)
+    on = "every row of the data file, or 512 prompts" if prompts is None else f"{prompts} prompts{', as this is a CPU,' * few}"
+    change = "--set evaluation.prompts=512 for the paper's, 0 for none" if few else "--set evaluation.prompts=0 for none"
+    return f"validation on {on} at the start{f', every {every} steps' * bool(every)} and at the end; {change}"
+
+
 def _needs(settings: Any, trainer: Any) -> str:
     """What the run takes, beside what is there, and what comes first."""
     rollout, evaluation = settings.rollout, settings.evaluation
@@ -257,7 +268,8 @@ def _needs(settings: Any, trainer: Any) -> str:
         else "memory: not counted"
     )
     disk = f"disk {trainer.disk.words()}" if trainer.disk is not None else "disk: not counted"
-    validated = f"{evaluation.samples * (evaluation.prompts or 512)} validation episodes, then " if not trainer.step else ""
+    validated = f"{evaluation.samples * (evaluation.prompts or 512)} validation episodes, then "
+    validated = "" if trainer.step or evaluation.prompts == 0 else validated
     episodes = f"{rollout.num_groups * rollout.group_size} episodes with up to {rollout.max_tokens} tokens a response"
     return f"needs: {memory}; {disk}; the first step plays {validated}{episodes}"
 

@@ -81,7 +81,8 @@ def plan_disk(settings: RunSettings, folder: Path) -> DiskPlan | None:
     tokens = min(settings.rollout.max_context, shape.positions)
     evaluations = 2 + (steps // settings.evaluation.every if settings.evaluation.every else 0)
     played = steps * settings.rollout.num_groups * settings.rollout.group_size
-    played += evaluations * settings.evaluation.samples * (settings.evaluation.prompts or DEFAULT_PROMPTS)
+    prompts = DEFAULT_PROMPTS if settings.evaluation.prompts is None else settings.evaluation.prompts
+    played += evaluations * settings.evaluation.samples * prompts
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free, kept = shutil.disk_usage(there).free, _bytes(_kept_files(folder / "checkpoints"))
     present = kept + _bytes(folder.glob("*.jsonl"))

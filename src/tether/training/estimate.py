@@ -42,8 +42,8 @@ class AdvantageEstimator:
         ranks: Ranks | None = None,
         update_batch: int = 0,
     ) -> None:
-        """`policy` is needed for truncated importance sampling alone, which compares it with the sampler. `ranks` share the rows; by default
-        there is one. `update_batch`: so many trajectories make one update and are passed over once; 0 where that is not so."""
+        """`policy` is needed where it is compared with the sampler: by truncated importance sampling, and by `policy_logprobs`. `ranks` share the rows;
+        by default there is one. `update_batch`: so many trajectories make one update and are passed over once; 0 where that is not so."""
         if algorithm.importance_cap is not None and policy is None:
             raise BadInput("algorithm.importance_cap needs the policy: its log-probs before the update are compared with the sampler's")
         self.algorithm = algorithm
@@ -58,12 +58,10 @@ class AdvantageEstimator:
     def complete(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         """The batch with advantages (and returns, values, reference log-probs where the algorithm uses them), and numbers about them."""
         values_BT = reference_BT = old_BT = final_values_B = None
-        policy, critic, reference = self._policy, self._critic, self._reference
+        critic, reference = self._critic, self._reference
         temperature, micro_tokens = self._temperature, self._micro_tokens
-        if self.algorithm.importance_cap is not None and policy is not None and batch.num_trajectories > self._update_batch:
-            old_BT = self._by_row(
-                batch, lambda ids, mask, lengths: token_logprobs(policy, ids, mask, lengths, temperature, max_tokens=micro_tokens)
-            )
+        if self.algorithm.importance_cap is not None and batch.num_trajectories > self._update_batch:
+            old_BT = self.policy_logprobs(batch)
         if critic is not None:
             values_BT, final_values_B = self._values(batch, critic)
         if reference is not None:
@@ -83,6 +81,14 @@ class AdvantageEstimator:
             reference_BT=reference_BT,
         )
         return completed, _summary(completed)
+
+    def policy_logprobs(self, batch: Batch) -> Tensor:
+        """Log-probs of the sampled tokens by the policy as it is now."""
+        policy, temperature, micro_tokens = self._policy, self._temperature, self._micro_tokens
+        assert policy is not None  # of a run
+        return self._by_row(
+            batch, lambda ids, mask, lengths: token_logprobs(policy, ids, mask, lengths, temperature, max_tokens=micro_tokens)
+        )
 
     def _values(self, batch: Batch, critic: Critic) -> tuple[Tensor, Tensor | None]:
         """The value before every sampled token, and, from the same pass, the value after the last token of each truncated trajectory."""

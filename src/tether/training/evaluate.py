@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tether.core.errors import BadInput
 from tether.core.intervals import clustered_interval, instance_values, mean_interval
 from tether.core.protocols import Sampling
 from tether.core.types import Group, Trajectory
@@ -113,6 +114,8 @@ def play_validation(
 
 def evaluation_plan(pool: EnvPool, num_prompts: int | None, samples: int) -> list[EpisodeSeeds]:
     """The episodes of an evaluation; `num_prompts` as in `evaluate`."""
+    if num_prompts == 0:
+        raise BadInput("an evaluation plays at least 1 prompt, and evaluation.prompts is 0; give --prompts 512")
     sizes = [num_instances(spec) for spec in pool.specs]
     if num_prompts is None:
         num_prompts = sizes[0] if len(sizes) == 1 and sizes[0] else DEFAULT_PROMPTS

@@ -104,8 +104,8 @@ class Evaluations(Hook):
 
     @staticmethod
     def is_due(run: Run, step: int) -> bool:
-        every = run.settings.evaluation.every
-        return step in (0, run.settings.steps) or (every > 0 and step % every == 0)
+        every, prompts = run.settings.evaluation.every, run.settings.evaluation.prompts
+        return prompts != 0 and (step in (0, run.settings.steps) or (every > 0 and step % every == 0))
 
     @staticmethod
     def evaluate(run: Run, record: StepRecord) -> StepRecord:

@@ -156,7 +156,7 @@ def finish(run: WholeRun, stopped: str | None) -> None:
         record, note = run.records[-1], f"stopped early: {stopped}"
         if note not in record.notes:  # else a run that had stopped was resumed
             record = dataclasses.replace(record, notes=[*record.notes, note])
-            if "validation/success" in record.metrics:
+            if "validation/success" in record.metrics or run.settings.evaluation.prompts == 0:
                 record = write_record(run, record)
             else:
                 record = BestCheckpoint().on_step(run, Evaluations.evaluate(run, record))

@@ -84,6 +84,7 @@ class Trainer:
         sampled = self.rollouts.sample(step, self.alarm_actions.filter_inputs(self.records))  # groups, and what the filter kept of them
         health = stages.diagnose(self, step, sampled)  # always on unfiltered groups, by the policy that wrote the reasoning
         batch, estimates = stages.advantages(self, sampled)  # masks and log-probs carried from the rollout
+        estimates |= stages.check_sampler(self, step, sampled, batch)  # a server must have sampled with these weights
         with lifecycle.atomic(self):  # weights and record change together
             update = {**estimates, **stages.update(self, step, batch, sampled)}
             record = stages.record(self, step, sampled, batch, update, health)  # on disk: from here on the step is complete

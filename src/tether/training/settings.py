@@ -254,9 +254,9 @@ class LearnerSettings(Settings):
 
 class EvaluationSettings(Settings):
     every: Annotated[int, Field(ge=0)] = 0
-    """Steps between evaluations; 0 evaluates at the start and at the end only."""
-    prompts: Positive | None = 512
-    """Prompts to play; of a data file at most its rows. null: every row of a data file, 512 elsewhere."""
+    """Steps between evaluations; 0 evaluates at the start and at the end only, and `prompts` 0 never."""
+    prompts: Annotated[int, Field(ge=0)] | None = 512
+    """Prompts to play; of a data file at most its rows. null: every row of a data file, 512 elsewhere. 0: a run evaluates nothing."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.5
     """Sampling temperature of evaluation; 0 is greedy."""
     samples: Positive = 1

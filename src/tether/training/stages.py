@@ -1,4 +1,4 @@
-"""The stages of a step as functions of the run: diagnose, advantages, update, record. `loop.py` puts them in order; batch.py samples."""
+"""The stages of a step as functions of the run: diagnose, advantages, check the sampler, update, record. `loop.py` puts them in order; batch.py samples."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from tether.algorithms.batch import Batch
 from tether.algorithms.filters.scores import sample_variance
 from tether.algorithms.filters.select import loss_scale
 from tether.algorithms.presets import Algorithm
-from tether.core.errors import BadInput, OutOfMemory, RankFailure, TetherError
+from tether.core.errors import BadInput, EngineUnavailable, OutOfMemory, RankFailure, TetherError
 from tether.core.metrics import StepMetrics
 from tether.core.seeding import derive_seed, generator
 from tether.core.types import Group
@@ -24,6 +24,7 @@ from tether.diagnostics.pairs import ProbeRows, differing_prompts_note, probe_ro
 from tether.diagnostics.summary import group_summary, rollout_summary
 from tether.models.hardware import memory_boundary
 from tether.models.policy import Policy
+from tether.rollout.engines.connection import default_tolerance
 from tether.rollout.pack import pack
 from tether.rollout.sampler import error_note, training_plan
 from tether.runs.causes import CauseKind, find_causes
@@ -36,6 +37,7 @@ from tether.training.hooks import Run, write_record, write_trajectories
 from tether.training.learner import Rates
 from tether.training.optim import learning_rate
 from tether.training.replies import replies_note
+from tether.training.sampler_check import CHECKED_EPISODES, compare, is_current
 from tether.training.throughput import release_unused_memory
 
 GRADIENT_GROUPS = 1_000_000
@@ -156,6 +158,37 @@ def advantages(run: TrainedRun, sampled: SampledBatch) -> tuple[Batch, dict[str,
     with timed(run, "advantages"), _memory_bounded(run, "advantages"):
         batch, estimates = run.estimator.complete(batch)
     return reweight_batch(batch, sampled, run.settings.filter), estimates
+
+
+def check_sampler(run: TrainedRun, step: int, sampled: SampledBatch, batch: Batch) -> dict[str, float]:
+    """Recompute what servers sampled with the present weights (sampler_check.py). What rounding does not explain ends the run before the update."""
+    settings = run.settings
+    current = {group.index for group in sampled.groups if is_current(group, step - 1)}
+    if run.sampler.engine.capabilities.shares_weights or not current:
+        return {}
+    is_computed = batch.old_logprobs_BT is not None
+    known = sampled.kept_ids if is_computed else set()
+    others = [t for group in sampled.groups if group.index in current - known for t in group.trajectories if t.has_trained]
+    drawn = generator("check", settings.seed, step).permutation(len(others))[:CHECKED_EPISODES]
+    batches = [batch] if is_computed else []
+    if len(drawn):
+        with timed(run, "advantages"), _memory_bounded(run, "advantages"):
+            checked = pack([others[index] for index in sorted(drawn)], run.policy.module.device)
+            batches.append(dataclasses.replace(checked, old_logprobs_BT=run.estimator.policy_logprobs(checked)))
+    found = compare(batches, current)
+    if found is None:
+        return {}
+    tolerance = settings.server.tolerance or default_tolerance(run.policy)
+    if (complaint := found.complaint(tolerance)) is not None:
+        failure = EngineUnavailable(
+            f"step {step}: tokens or log-probs from {settings.rollout.engine} are not those of the weights that it says it sampled with: {complaint}; "
+            "nothing was trained on them. Look for what changes answers on their way, serve in the learner's precision (model.dtype), leave "
+            "rollout.top_k, top_p and min_p at their defaults with vLLM, "
+            f"or raise server.tolerance (now {tolerance:g})"
+        )
+        failure.common = True  # every rank compared the same
+        raise failure
+    return found.metrics()
 
 
 def update(run: TrainedRun, step: int, batch: Batch, sampled: SampledBatch) -> dict[str, float]:

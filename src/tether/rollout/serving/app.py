@@ -7,6 +7,7 @@ and weights give the same tokens, whatever else is in the batch. A wrong request
 import asyncio
 import hmac
 import secrets
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
