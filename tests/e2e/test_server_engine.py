@@ -22,6 +22,7 @@ from tether.rollout.engines.connection import PROBE_SAMPLES
 from tether.rollout.serving.app import make_app, serving_model
 from tether.rollout.serving.served import ServedModel
 from tether.runs.store import RunStore
+from tether.training import stages
 
 SETTINGS: dict[str, Any] = {
     "steps": 2,
@@ -112,12 +113,14 @@ def test_wrong_tokens_stop_the_first_step_before_anything_is_learned(tiny: Any, 
     said = r"step 1: tokens or log-probs from http://.* over \d+ tokens of \d rows the learner's log-probs differ from the server's by [\d.]+ on average"
     with _lying(tiny, _other_token) as url, pytest.raises(EngineUnavailable, match=said) as ended:
         _train(tmp_path / "run", url, evaluation={"prompts": 0}, algorithm={"importance_cap": None})
-    assert "nothing was trained on them" in str(ended.value) and len(str(ended.value).splitlines()) == 1
+    assert "no weights that learned from them are kept" in str(ended.value) and len(str(ended.value).splitlines()) == 1
     assert RunStore.open(tmp_path / "run").steps() == []
 
 
-def test_one_wrong_logprob_stops_the_step(tiny: Any, tmp_path: Path) -> None:
-    """One token of one response is 0.7 off, all others are right."""
+@pytest.mark.parametrize("drawn", [8, 0])
+def test_one_wrong_logprob_stops_the_step(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: int) -> None:
+    """One token of one response is 0.7 off, all others are right: seen before the update, or in it where the episode was not drawn."""
+    monkeypatch.setattr(stages, "CHECKED_EPISODES", drawn)
     wrong: list[bool] = []
 
     def change(choice: dict[str, Any]) -> None:
@@ -130,6 +133,7 @@ def test_one_wrong_logprob_stops_the_step(tiny: Any, tmp_path: Path) -> None:
         pytest.raises(EngineUnavailable, match=r"differ from the server's by .*0\.7 at the worst token \(at most 0\.5\)"),
     ):
         _train(tmp_path / "run", url, evaluation={"prompts": 0})
+    assert RunStore.open(tmp_path / "run").steps() == []
 
 
 # ------------------------------------------------------------------------------------------------------------- dead servers

@@ -341,9 +341,9 @@ class Learner:
         tokens = part.policy_tokens(self._algorithm, logprobs_N, entropy_N)
         losses = loss_terms(self._algorithm, tokens)
         log_ratio_N = logprobs_N.detach() - reported(logprobs_N.detach(), tokens.behavior_N)
-        totals.add(**losses.metrics, mismatch=log_ratio_N.abs())
+        totals.add(**losses.metrics)
         totals.add_ratios(losses.policy.ratio_N)
-        totals.add_mismatch_ratios(log_ratio_N.exp())
+        totals.add_mismatch(log_ratio_N)
         return losses.total_N
 
     def _value_losses(self, values_N: Tensor, part: MicroBatchTokens, totals: TokenTotals) -> Tensor:

@@ -37,7 +37,7 @@ from tether.training.hooks import Run, write_record, write_trajectories
 from tether.training.learner import Rates
 from tether.training.optim import learning_rate
 from tether.training.replies import replies_note
-from tether.training.sampler_check import CHECKED_EPISODES, compare, is_current
+from tether.training.sampler_check import CHECKED_EPISODES, Comparison, compare, is_current
 from tether.training.throughput import release_unused_memory
 
 GRADIENT_GROUPS = 1_000_000
@@ -161,10 +161,9 @@ def advantages(run: TrainedRun, sampled: SampledBatch) -> tuple[Batch, dict[str,
 
 
 def check_sampler(run: TrainedRun, step: int, sampled: SampledBatch, batch: Batch) -> dict[str, float]:
-    """Recompute what servers sampled with the present weights (sampler_check.py). What rounding does not explain ends the run before the update."""
+    """Recompute what servers sampled with the present weights (sampler_check.py). What rounding does not explain ends the run."""
     settings = run.settings
-    current = {group.index for group in sampled.groups if is_current(group, step - 1)}
-    if run.sampler.engine.capabilities.shares_weights or not current:
+    if not (current := _current(run, step, sampled)):
         return {}
     is_computed = batch.old_logprobs_BT is not None
     known = sampled.kept_ids if is_computed else set()
@@ -178,17 +177,29 @@ def check_sampler(run: TrainedRun, step: int, sampled: SampledBatch, batch: Batc
     found = compare(batches, current)
     if found is None:
         return {}
-    tolerance = settings.server.tolerance or default_tolerance(run.policy)
-    if (complaint := found.complaint(tolerance)) is not None:
-        failure = EngineUnavailable(
-            f"step {step}: tokens or log-probs from {settings.rollout.engine} are not those of the weights that it says it sampled with: {complaint}; "
-            "nothing was trained on them. Look for what changes answers on their way, serve in the learner's precision (model.dtype), leave "
-            "rollout.top_k, top_p and min_p at their defaults with vLLM, "
-            f"or raise server.tolerance (now {tolerance:g})"
-        )
-        failure.common = True  # every rank compared the same
-        raise failure
+    _refuse_wrong(run, step, found)
     return found.metrics()
+
+
+def _current(run: TrainedRun, step: int, sampled: SampledBatch) -> set[int]:
+    """The groups that a server says it sampled with the weights of the step before."""
+    if run.sampler.engine.capabilities.shares_weights:
+        return set()
+    return {group.index for group in sampled.groups if is_current(group, step - 1)}
+
+
+def _refuse_wrong(run: TrainedRun, step: int, found: Comparison) -> None:
+    settings = run.settings
+    tolerance = settings.server.tolerance or default_tolerance(run.policy)
+    if (complaint := found.complaint(tolerance)) is None:
+        return
+    failure = EngineUnavailable(
+        f"step {step}: tokens or log-probs from {settings.rollout.engine} are not those of the weights that it says it sampled with: {complaint}; "
+        "no weights that learned from them are kept. Look for what changes answers on their way, serve in the learner's precision (model.dtype), "
+        f"leave rollout.top_k, top_p and min_p at their defaults with vLLM, or raise server.tolerance (now {tolerance:g})"
+    )
+    failure.common = True  # every rank compared the same
+    raise failure
 
 
 def update(run: TrainedRun, step: int, batch: Batch, sampled: SampledBatch) -> dict[str, float]:
@@ -201,11 +212,14 @@ def update(run: TrainedRun, step: int, batch: Batch, sampled: SampledBatch) -> d
         for epoch in range(settings.learner.epochs)
     ]
     scale = loss_scale(settings.filter.loss_scale, sampled.fill_ratio)
-    streak = learner.nonfinite_streak
+    streak, current = learner.nonfinite_streak, _current(run, step, sampled)
     release_unused_memory(run.policy.module.device)
     try:
         with timed(run, "update"), _memory_bounded(run, "update"):
             metrics = learner.update(batch, orders, scale, _rates(run, step))
+            if current.issuperset(sampled.kept_ids):
+                compared = Comparison(int(metrics["mismatch_tokens"]), 0, metrics["mismatch"], 0.0, metrics["mismatch_max"])
+                _refuse_wrong(run, step, compared)
             metrics |= run.rollouts.publish(step)
     except Exception:
         if not learner.updates_applied:  # the weights are still those of the last step

@@ -16,9 +16,9 @@ MEANS = ("policy_loss", "entropy", "clip_low", "clip_high", "clip_dual", "kl_sam
 """Always logged, 0 where nothing was trained."""
 INTERNAL = ("ratio", "ratio_squared", "mismatch", "mismatch_ratio")
 """Sums that are logged in another form."""
-LOSS, RATIO_MAX, RATIO_MIN, MISMATCH_MAX = "loss", "ratio_max", "ratio_min", "mismatch_ratio_max"
+LOSS, RATIO_MAX, RATIO_MIN, MISMATCH_RATIO_MAX, MISMATCH_MAX = "loss", "ratio_max", "ratio_min", "mismatch_ratio_max", "mismatch_max"
 """Numbers of a minibatch that are not sums over tokens."""
-EXTREMES: dict[str, Callable[[float, float], float]] = {RATIO_MAX: max, RATIO_MIN: min, MISMATCH_MAX: max}
+EXTREMES: dict[str, Callable[[float, float], float]] = {RATIO_MAX: max, RATIO_MIN: min, MISMATCH_RATIO_MAX: max, MISMATCH_MAX: max}
 """How those of several micro-batches become one; all other numbers add up."""
 
 
@@ -39,7 +39,7 @@ class TokenTotals:
         self.sums: dict[str, float] = {}
         """What has been read from the device: `settle` first."""
         self.count = 0
-        self.ratio_max, self.ratio_min, self.mismatch_max = 0.0, math.inf, 0.0
+        self.ratio_max, self.ratio_min, self.mismatch_ratio_max, self.mismatch_max = 0.0, math.inf, 0.0, 0.0
         self.losses: list[float] = []
         """The loss of each minibatch."""
         self.norms: list[dict[str, float]] = []
@@ -60,10 +60,11 @@ class TokenTotals:
         self.add(ratio=ratio_N, ratio_squared=ratio_N.double().square())
         self._put((RATIO_MIN, RATIO_MAX), *ratio_N.aminmax())
 
-    def add_mismatch_ratios(self, ratio_N: Tensor) -> None:
-        """exp(log-prob of the learner - log-prob of the sampler)."""
-        self.add(mismatch_ratio=ratio_N)
-        self._put((MISMATCH_MAX,), ratio_N.max())
+    def add_mismatch(self, log_ratio_N: Tensor) -> None:
+        """log-prob of the learner - log-prob of the sampler."""
+        ratio_N, distance_N = log_ratio_N.exp(), log_ratio_N.abs()
+        self.add(mismatch=distance_N, mismatch_ratio=ratio_N)
+        self._put((MISMATCH_RATIO_MAX, MISMATCH_MAX), ratio_N.max(), distance_N.max())
 
     def add_loss(self, loss: Tensor) -> None:
         """The loss of a micro-batch, a part of its minibatch's."""
@@ -103,7 +104,7 @@ class TokenTotals:
             self.losses.append(found.pop(LOSS))
         if RATIO_MAX in found:
             self.ratio_max, self.ratio_min = found.pop(RATIO_MAX), found.pop(RATIO_MIN)
-        self.mismatch_max = found.pop(MISMATCH_MAX, 0.0)
+        self.mismatch_ratio_max, self.mismatch_max = found.pop(MISMATCH_RATIO_MAX, 0.0), found.pop(MISMATCH_MAX, 0.0)
         self.sums = found
 
     def merge(self, part: "TokenTotals") -> None:
@@ -111,6 +112,7 @@ class TokenTotals:
         self.count, self.tokens, self.positions = self.count + part.count, self.tokens + part.tokens, self.positions + part.positions
         self.saved, self.pairs = self.saved + part.saved, self.pairs + part.pairs
         self.ratio_max, self.ratio_min = max(self.ratio_max, part.ratio_max), min(self.ratio_min, part.ratio_min)
+        self.mismatch_ratio_max = max(self.mismatch_ratio_max, part.mismatch_ratio_max)
         self.mismatch_max = max(self.mismatch_max, part.mismatch_max)
         self.losses += part.losses
         self.norms += part.norms
@@ -140,8 +142,10 @@ class TokenTotals:
         """How far the learner's log-probs are from the sampler's; 0 where that is not finite, which the counts of updates say."""
         found = {
             "mismatch": self.mean("mismatch"),
+            "mismatch_max": self.mismatch_max,
+            "mismatch_tokens": self.count,
             "mismatch_ratio_mean": self.mean("mismatch_ratio"),
-            "mismatch_ratio_max": self.mismatch_max,
+            "mismatch_ratio_max": self.mismatch_ratio_max,
         }
         return {name: value if math.isfinite(value) else 0.0 for name, value in found.items()}
 
