@@ -125,7 +125,8 @@ class TetherPublisher:
                 raise BadInput(f"they have {size / 1e9:.1f} GB, and {self._memory} has {free / 1e9:.1f} free")
             return files.enter_context(weights_on_disk(self._memory, weights))
         except BadInput as error:
-            return self._without_memory(endpoint, error)
+            self._without_memory(endpoint, error)
+            return None
 
     def _without_memory(self, endpoint: ModelEndpoint, why: BadInput) -> None:
         """Use HTTP from now on, and say so once."""
