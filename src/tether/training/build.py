@@ -146,6 +146,7 @@ def _learner(
         critic_settings=settings.critic,
         dtype=None if is_lora(policy.module) else DTYPES[compute_dtype(settings)],
         ranks=ranks,
+        records=not settings.rollout.max_staleness,  # else another thread samples meanwhile
     )
     return learner, critic
 

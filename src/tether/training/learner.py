@@ -80,8 +80,10 @@ class Learner:
         critic_settings: CriticSettings | None = None,
         dtype: torch.dtype | None = None,
         ranks: Ranks | None = None,
+        records: bool = True,
     ) -> None:
-        """`dtype` is what policy and critic compute in, None as they are; `ranks` share the work, by default there is one."""
+        """`dtype` is what policy and critic compute in, None as they are; `ranks` share the work, by default there is one. `records`: small passes may be
+        recorded, while which no other thread may wait for the card."""
         self.policy, self.critic = policy, critic
         self.ranks = ranks or Ranks()
         self._algorithm, self._settings, self._temperature = algorithm, settings, temperature
@@ -101,7 +103,7 @@ class Learner:
         self._passes = {
             name: RecordedPasses(model, optimizer.keep_gradients)
             for name, model in zip(("policy", "critic"), self._policies, strict=False)
-            if isinstance(optimizer := self._optimizers[name], FP32MasterAdamW) and self.ranks.size == 1 and settings.packing
+            if isinstance(optimizer := self._optimizers[name], FP32MasterAdamW) and self.ranks.size == 1 and settings.packing and records
         }
         self._budget = MicroBudget(settings.micro_tokens, settings.gradient_checkpointing)
         self.nonfinite_streak = 0
