@@ -128,11 +128,11 @@ def test_weights_of_half_a_step_are_not_saved(
     trainer = _trainer(tmp_path / "run", settings())
     real, calls = FP32MasterAdamW.step, []
 
-    def step(optimizer: FP32MasterAdamW) -> None:
+    def step(optimizer: FP32MasterAdamW, *finite: Any) -> None:
         calls.append(1)
         if len(calls) == 4:  # the second update of step 2
             raise RuntimeError("the optimiser failed")
-        real(optimizer)
+        real(optimizer, *finite)
 
     monkeypatch.setattr(FP32MasterAdamW, "step", step)
     with pytest.raises(RuntimeError, match="the optimiser failed"):
