@@ -191,12 +191,18 @@ def test_what_names_something_names_what_is_there() -> None:
         known = {volume["name"] for volume in pod.get("volumes", [])}
         assert {mount["name"] for container in pod["containers"] for mount in container.get("volumeMounts", [])} <= known, name
         assert pod["securityContext"]["runAsNonRoot"], name
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            if "sh" in container.get("command", []):
+                subprocess.run(["sh", "-n"], input=[*container["command"], *container.get("args", [])][-1], text=True, check=True)
 
 
 def test_the_cluster_of_ray_holds_its_topology(tmp_path: Path) -> None:
-    (tmp_path / "topology.yaml").write_text(DOCUMENTS["rayjob.yaml", "ConfigMap", "tether-topology"]["data"]["topology.yaml"])
+    files, job = DOCUMENTS["rayjob.yaml", "ConfigMap", "tether-run"]["data"], DOCUMENTS["rayjob.yaml", "RayJob", "tether"]["spec"]
+    (tmp_path / "topology.yaml").write_text(files["topology.yaml"])
+    assert job["entrypoint"] == "sh /etc/tether/train.sh" and "--topology /etc/tether/topology.yaml" in files["train.sh"]
+    subprocess.run(["sh", "-n"], input=files["train.sh"], text=True, check=True)
     topology = load_topology(tmp_path / "topology.yaml")
-    cluster = DOCUMENTS["rayjob.yaml", "RayJob", "tether"]["spec"]["rayClusterSpec"]
+    cluster = job["rayClusterSpec"]
     (workers,) = cluster["workerGroupSpecs"]
     (container,) = workers["template"]["spec"]["containers"]
     node = {"CPU": float(container["resources"]["requests"]["cpu"]), "GPU": float(container["resources"]["limits"]["nvidia.com/gpu"])}
