@@ -9,8 +9,9 @@
 declared (`/v1/sessions/{name}/step`), never its path: paths of sessions hold secrets.
 """
 
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tether.core.http import DRAIN_SECONDS, AccessControl, Draining, Refusal
@@ -66,16 +67,16 @@ class Telemetry:
         health: Problem | None = None,
         ready: Problem = lambda: None,
         is_busy: Callable[[], bool] = lambda: False,
-        begins: Iterable[str] = (),
+        begins: str = "",
         drain_seconds: float = DRAIN_SECONDS,
         stuck_after: float = STUCK_SECONDS,
     ) -> None:
         """`health`: the server's own rule; without one, requests wait and none is answered for `stuck_after` seconds. `ready`: why no request is
         taken now, beside draining. `is_busy`: whether something runs between two requests that draining waits for, such as an episode. `begins`:
-        paths whose requests begin something new, which are refused while the server drains."""
+        a pattern of the paths whose requests begin something new, which are refused while the server drains."""
         from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 
-        self._health, self._ready, self._begins, self._stuck_after = health or self._unanswered, ready, frozenset(begins), stuck_after
+        self._health, self._ready, self._begins, self._stuck_after = health or self._unanswered, ready, re.compile(begins), stuck_after
         self.draining = Draining(lambda: self._waiting > 0 or is_busy(), drain_seconds)
         self._waiting = 0
         """Requests without an answer."""
@@ -148,7 +149,7 @@ class Telemetry:
         if scope["type"] != "http" or scope["path"] in PROBES:
             await app(scope, receive, send)
             return
-        if self.draining.has_begun and scope["path"] in self._begins:
+        if self.draining.has_begun and self._begins.fullmatch(scope["path"]):
             app = _stopping
         began, status = time.monotonic(), 0
         if not self._waiting:

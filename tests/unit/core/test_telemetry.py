@@ -109,7 +109,7 @@ def test_requests_that_nobody_answers_make_a_server_unhealthy() -> None:
 
 
 def test_a_draining_server_begins_nothing_and_answers_the_rest() -> None:
-    telemetry = Telemetry(is_busy=lambda: True, begins=["/sessions"])
+    telemetry = Telemetry(is_busy=lambda: True, begins="/sessions")
     with client_of(app_of(telemetry)) as client:
         assert client.post("/sessions").status_code == 200
         assert telemetry.draining.begin() and not telemetry.draining.begin()
@@ -131,7 +131,7 @@ import sys, threading
 sys.path.insert(0, {folder!r})
 from test_telemetry import Telemetry, app_of
 from tether.core.http import address_of, bind, make_server, run_server
-held, telemetry = threading.Event(), Telemetry(begins=["/sessions"])
+held, telemetry = threading.Event(), Telemetry(begins="/sessions")
 app = app_of(telemetry, held=held)
 threading.Thread(target=lambda: (sys.stdin.readline(), held.set()), daemon=True).start()
 listener = bind("127.0.0.1", 0)

@@ -12,10 +12,11 @@ import pytest
 from pydantic import Field
 
 from tether.core.errors import BadInput, EnvironmentFailure
+from tether.core.http import serving_app
 from tether.envs import registry
 from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.remote.http_client import HttpEnvError, connect
-from tether.envs.remote.http_server import Service, check, serving
+from tether.envs.remote.http_server import Service, check, make_app, serving
 from tether.envs.remote.sessions import STUCK_CALLS, SessionLimits
 
 
@@ -142,6 +143,19 @@ def test_building_and_resetting_are_under_the_same_limit() -> None:
         with pytest.raises(HttpEnvError, match=r"answered 504: the environment took longer than 0\.3 s"):
             connect(url, slow_to_build=1.0)
         assert _sessions(url) == 0
+
+
+def test_a_server_that_drains_plays_its_episodes_to_the_end_and_begins_none() -> None:
+    app = make_app(Service("moody"))
+    draining = app.state.telemetry.draining
+    with serving_app(app, "moody") as url, httpx.Client(base_url=url, trust_env=False) as client:
+        session = client.post("/v1/sessions", json={"seed": 1}).json()["session"]
+        draining.begin()
+        assert httpx.get(f"{url}/ready").status_code == 503 and not draining.is_over, "an episode is being played"
+        assert client.post("/v1/sessions", json={"seed": 2}).status_code == 503
+        steps = [client.post(f"/v1/sessions/{session}/step", json={"turn": turn, "answer": "fine"}).json()["done"] for turn in (1, 2, 3, 4)]
+        assert steps == [False, False, False, True]
+        assert client.post(f"/v1/sessions/{session}/reset", json={"seed": 3}).status_code == 503 and draining.is_over
 
 
 def test_a_server_whose_calls_all_hang_is_not_healthy() -> None:

@@ -119,7 +119,7 @@ def make_app(service: Service) -> "FastAPI":
     telemetry = Telemetry(
         health=table.problem,
         is_busy=lambda: table.num_playing > 0,
-        begins=["/v1/sessions"],
+        begins="/v1/sessions(/[^/]+/reset)?",
         drain_seconds=service.limits.drain_seconds,
     )
     telemetry.gauge("tether_sessions", "Sessions that are open.", lambda: len(table))

@@ -129,7 +129,7 @@ class Gateway:
             health=health,
             ready=lambda: "no rollout is being played" if self.submit is None else None,
             is_busy=lambda: self.num_open > 0,
-            begins=["/sessions"],
+            begins="/sessions",
         )
         telemetry.gauge("tether_sessions", "Sessions that are open.", lambda: self.num_open)
         telemetry.add_to(app, token, lambda: {"status": "ok", "sessions": self.num_open}, SESSION_PATH)

@@ -44,7 +44,7 @@ MAX_JSON, MAX_IMAGE_JSON = 16 * 2**20, 64 * 2**20
 UPDATE_SECONDS = 60.0
 """Of silence between two calls of a weight update, unless the publisher says otherwise; then it is abandoned."""
 MOST_UPDATE_SECONDS = 6 * 3600.0
-GENERATION_PATHS = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate")
+GENERATION_PATHS = "/v1/completions|/v1/chat/completions|/inference/v1/generate"
 
 B = TypeVar("B", bound=Settings)
 

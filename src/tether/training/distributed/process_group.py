@@ -7,6 +7,7 @@ RankFailure, and the launcher ends what is left.
 
 import copy
 import logging
+import math
 import os
 import re
 import signal
@@ -23,13 +24,11 @@ from tether.core.child import PARENT_VARIABLE
 from tether.core.errors import BadInput, RankFailure, TetherError
 from tether.models.hardware import check_device, default_device, num_gpus
 from tether.training.distributed.ranks import Ranks, launched_rank
-from tether.training.interrupts import Interrupts
+from tether.training.interrupts import Interrupts, grace_seconds
 
 TIMEOUT_VARIABLE = "TETHER_RANK_TIMEOUT"
 TIMEOUT_SECONDS = 1200.0
 """Longer than ranks that work wait for each other: for the longest episode of a rollout, for a checkpoint written in the foreground."""
-STOP_SECONDS = 120
-"""How long ranks that were told to stop may take, for their last checkpoint, before they are killed."""
 
 _LOST = re.compile(r"gloo|nccl|connection (closed|reset)|timed out", re.IGNORECASE)
 """How torch says that another rank did not take part in an exchange, among the errors of a computation that exchanges something."""
@@ -209,7 +208,7 @@ def launch(num_ranks: int, words: Sequence[str]) -> int:
 
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_SECONDS))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(grace_seconds())))  # then ranks that were told to stop are killed
     # What torch's launcher logs about signals and failed ranks is said below, in one line.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.disable(logging.WARNING)
