@@ -171,7 +171,7 @@ def check_sampler(run: TrainedRun, step: int, sampled: SampledBatch, batch: Batc
     drawn = generator("check", settings.seed, step).permutation(len(others))[:CHECKED_EPISODES]
     batches = [batch] if is_computed else []
     if len(drawn):
-        with timed(run, "advantages"), _memory_bounded(run, "advantages"):
+        with run.timer.stage("advantages"), _memory_bounded(run, "advantages"):
             checked = pack([others[index] for index in sorted(drawn)], run.policy.module.device)
             batches.append(dataclasses.replace(checked, old_logprobs_BT=run.estimator.policy_logprobs(checked)))
     found = compare(batches, current)
