@@ -87,8 +87,8 @@ def _same_as(alone: Path, run: Path) -> None:
 class _Tether:
     """`tether train` in a process of its own; its lines are kept as they come."""
 
-    def __init__(self, *words: str) -> None:
-        environment = {**os.environ, **QUIET}
+    def __init__(self, *words: str, **more: str) -> None:
+        environment = {**os.environ, **QUIET, **more}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tether", "train", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
@@ -220,8 +220,8 @@ def test_ctrl_c_stops_with_a_checkpoint(cluster: str, topology: str, tmp_path: P
     assert list((out / "checkpoints").glob("step_*"))
 
 
-def _refused(*words: str) -> str:
-    run = _Tether("frozen_lake", *words)
+def _refused(*words: str, **environment: str) -> str:
+    run = _Tether("frozen_lake", *words, **environment)
     assert run.end() == 2, run.said()
     (line,) = [line.strip() for line in run.complained]
     return line
@@ -232,6 +232,10 @@ def test_what_is_refused(cluster: str, topology: str, tmp_path: Path) -> None:
     greedy.write_text("learners: {ranks: 64}", encoding="utf-8")
     broken.write_text("engines: {count: 1, num_cpus: 0.1, args: [--max-rowz, '8']}\nlearners: {num_cpus: 0.1}", encoding="utf-8")
     assert _refused("--ray", "127.0.0.1:1", "--topology", topology).startswith("tether: nothing answers at 127.0.0.1:1 (")
+    said = _refused("--ray", "local", "--topology", topology, RAY_gcs_server_port_wait_time_s="0")  # Ray waits half a minute otherwise
+    assert said.startswith("tether: Ray did not start on this machine (Timed out waiting for file ") and said.endswith(
+        "tether train --gpus N"
+    ), said
     said = _refused("--ray", cluster, "--topology", str(greedy))
     assert said.startswith(f"tether: the topology asks for 64 CPUs, and the cluster at {cluster} has 2; lower "), said
     said = _refused("--ray", cluster, "--topology", str(broken))

@@ -50,7 +50,7 @@ def show(
     limit: Annotated[int, typer.Option(help="At most so many episodes.", min=1)] = 20,
     turns: Annotated[bool, typer.Option("--turns", help="Turn by turn; by default where there is one episode.")] = False,
 ) -> None:
-    """Show a run's episodes: outcome, reward, why each ended, the alarms of its step; or turn by turn."""
+    """Show a run's episodes: outcome, reward, why each ended, alarms and notes of its step; or turn by turn."""
     from tether.runs.dashboard.catalogue import LiveRun
     from tether.runs.dashboard.episodes import find
     from tether.runs.files import as_written
@@ -72,6 +72,9 @@ def show(
                 _print_episode(console, live, row, found.alarms.get(row.step, ()))
             return
     console.print(_table(found))
+    shown = {row.step for row in found.rows}
+    for note in (f"step {record.step}: {note}" for record in live.records() if record.step in shown for note in record.notes):
+        console.print(Text(visible(note), "dim"))
     more = f" of {found.total} that fit" if not text else f", {found.searched} of {found.total} read for the text"
     console.print(f"{len(found.rows)} shown{more}. Turn by turn: --turns, or --step S --group G --member M", style="dim")
 

@@ -93,6 +93,8 @@ def run_on_ray(address: str, topology: Topology, settings: RunSettings, words: S
         import ray
     except ImportError as error:
         raise MissingDependency("--ray needs Ray; install it with: pip install 'tether-agents[ray]'") from error
+    if address == LOCAL:
+        output("starting Ray on this machine; it gives up after half a minute")
     with _connected(ray, address):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         where = "this machine" if address == LOCAL else f"the cluster at {address}"
@@ -109,7 +111,14 @@ def _connected(ray: Any, address: str) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     common = {"namespace": f"tether-{secrets.token_hex(4)}", "log_to_driver": False, "logging_level": "ERROR"}
     if address == LOCAL:
-        ray.init(address=LOCAL, include_dashboard=False, **common)
+        try:
+            ray.init(address=LOCAL, include_dashboard=False, **common)
+        except Exception as error:  # Ray raises its time-outs as plain exceptions
+            ray.shutdown()
+            raise BadInput(
+                f"Ray did not start on this machine ({_one_line(error)}); look into /tmp/ray/session_latest/logs, free memory and /dev/shm, "
+                "or train without it: tether train --gpus N"
+            ) from error
     else:
         _check_reachable(address)
         try:

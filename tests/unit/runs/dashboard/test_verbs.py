@@ -25,7 +25,10 @@ def test_show_lists_the_episodes_that_fit(runs: Path, capsys: pytest.CaptureFixt
     assert _run(["show", str(runs / "first"), "--limit", "100"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:5] == ["step", "split", "group", "member", "outcome"]
-    assert len(lines) == len(episodes) + 2 and f"{len(episodes)} shown of {len(episodes)}" in lines[-1]
+    notes = [f"step {record.step}: {note}" for record in RunStore.open(runs / "first").steps() for note in record.notes]
+    printed = " ".join(" ".join(lines).split())
+    assert notes and all(" ".join(note.split()) in printed for note in notes), "the notes of the steps that are shown"
+    assert f"{len(episodes)} shown of {len(episodes)}" in lines[-1]
     failed = [episode for episode in episodes if episode["step"] == 1 and episode["success"] is False]
     assert _run(["show", str(runs / "first"), "--step", "1", "--failed", "--limit", "100", "--split", "train"]) == 0
     assert capsys.readouterr().out.count("failure") >= len(failed) > 1
