@@ -187,11 +187,11 @@ def test_a_step_torn_by_a_second_interrupt_is_not_saved(straight: Path, tmp_path
     trainer = Trainer(settings, RunStore.create(folder, dump_yaml(settings), {}))
     real, calls = FP32MasterAdamW.step, []
 
-    def step(optimizer: FP32MasterAdamW) -> None:
+    def step(optimizer: FP32MasterAdamW, finite: torch.Tensor) -> None:
         calls.append(1)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        real(optimizer)
+        real(optimizer, finite)
 
     monkeypatch.setattr(FP32MasterAdamW, "step", step)
     with pytest.raises(KeyboardInterrupt):
