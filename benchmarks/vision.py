@@ -14,6 +14,7 @@ group share the first one. The best of `--repeats` counts.
 import argparse
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -26,7 +27,6 @@ from tether.core.images import Image
 from tether.core.protocols import Sampling
 from tether.core.seeding import generator
 from tether.envs.frozen_lake.env import FrozenLake
-from tether.envs.registry import register_env
 from tether.models.load import DTYPES, load_model
 from tether.rollout.engines.native import NativeEngine
 
@@ -132,31 +132,29 @@ def speed(options: argparse.Namespace) -> None:
     publish([row], options.json)
 
 
-class OtherPictures(FrozenLake):
-    """FrozenLake whose pictures are those of another map."""
-
-    def state_image(self) -> Any:
-        other = FrozenLake(self.options)
-        other.reset(int(generator("another map", self.lake.fingerprint).integers(2**31)))
-        return FrozenLake.state_image(other)
+OWN_PICTURE = FrozenLake.state_image
 
 
-class BlankPictures(FrozenLake):
-    """FrozenLake whose pictures show nothing."""
+def other_picture(env: FrozenLake) -> Any:
+    """That of another map."""
+    other = FrozenLake(env.options)
+    other.reset(int(generator("another map", env.lake.fingerprint).integers(2**31)))
+    return OWN_PICTURE(other)
 
-    def state_image(self) -> Any:
-        return Image.of(super().state_image()).blank().pixels
+
+def blank_picture(env: FrozenLake) -> Any:
+    """Nothing to see."""
+    return Image.of(OWN_PICTURE(env)).blank().pixels
 
 
 def looks(options: argparse.Namespace) -> None:
-    register_env("other_pictures", OtherPictures)
-    register_env("blank_pictures", BlankPictures)
     rows: list[Row] = []
     for agent in options.agents:
         row: Row = {"agent": agent}
-        for env, words in (("frozen_lake", "own pictures"), ("other_pictures", "another map's"), ("blank_pictures", "blank")):
+        for picture, words in ((OWN_PICTURE, "own pictures"), (other_picture, "another map's"), (blank_picture, "blank")):
             shown = {"observation": "image", "few_shot": 0, "instructions": "plain"}
-            found = tether.evaluate(agent, env, options.prompts, options=shown, rollout={"max_tokens": 80})
+            with mock.patch.object(FrozenLake, "state_image", picture):
+                found = tether.evaluate(agent, "frozen_lake", options.prompts, options=shown, rollout={"max_tokens": 80})
             low, high = found.intervals["success"] or (0.0, 1.0)
             row[words] = f"{found.metrics['success']:.1%} ({low:.1%} to {high:.1%})"
             say(f"{agent}, {words}: {row[words]}")

@@ -200,10 +200,10 @@ EYE_LESSONS: dict[str, Any] = {
         "learning_rate": 1.5e-3,
     },
     "habit": {
-        "weaknesses": {"habit": 0.6, "confusion": 0.1, "indecision": 0.3, "sloppiness": 0.03},
-        "steps": 80,
-        "episodes": 2_560,
-        "learning_rate": 2e-4,
+        "weaknesses": {"habit": 0.75, "confusion": 0.1, "indecision": 0.3, "sloppiness": 0.03},
+        "steps": 120,
+        "episodes": 3_840,
+        "learning_rate": 3e-4,
     },
 }
 """The lessons of `tiny-vl`."""
