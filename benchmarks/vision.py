@@ -138,7 +138,7 @@ OWN_PICTURE = FrozenLake.state_image
 def other_picture(env: FrozenLake) -> Any:
     """That of another map."""
     other = FrozenLake(env.options)
-    other.reset(int(generator("another map", env.lake.fingerprint).integers(2**31)))
+    other.generate(int(generator("another map", env.lake.fingerprint).integers(2**31)))
     return OWN_PICTURE(other)
 
 
