@@ -45,6 +45,7 @@ def test_it_runs_and_is_reproducible(example: Any, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.long
+@pytest.mark.long
 def test_its_gradient_is_that_of_the_learner(example: Any) -> None:
     """The same batch through `update` of the example and through the learner: the same loss, and the same weights to rounding."""
     policies = [Policy(*load_model("tiny", device="cpu")) for _ in range(2)]

@@ -96,6 +96,7 @@ WATCHED: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_one_seed_one_run_with_everything_on(tmp_path: Path) -> None:
     settings = validate(RunSettings, merge(BASE, WATCHED))
     for name in ("one", "two"):

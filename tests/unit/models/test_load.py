@@ -166,6 +166,7 @@ def test_a_real_gguf_file_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert loaded.tokenizer.decode([following]).strip() == "Paris"
 
 
+@pytest.mark.long
 def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
     """In a process of its own: whether the hub is used is decided when its client is imported."""
     program = "from tether.training.memory import shape_of\nimport tether\nassert shape_of('nobody/nothing-0b') is None\ntether.load_model('nobody/nothing-0b')"

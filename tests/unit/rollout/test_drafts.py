@@ -151,6 +151,7 @@ def test_where_memory_runs_out_nothing_changes(tiny: Any, chat: Any, plain: list
 
 
 @pytest.mark.usefixtures("everywhere")
+@pytest.mark.long
 def test_drafts_that_are_seldom_right_pause(tiny: Any, chat: Any, plain: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts_module, "TRIED_DRAFTS", 20)
     monkeypatch.setattr(drafts_module, "LEAST_ACCEPTED", 0.0)

@@ -104,6 +104,7 @@ def test_whatever_was_built_is_closed(chat: Any, monkeypatch: pytest.MonkeyPatch
     assert sorted(closed) == ["frozen_lake", "frozen_lake", "sokoban"]
 
 
+@pytest.mark.long
 def test_numbers_come_through_another_process(chat: Any) -> None:
     with EnvPool([EnvSpec(f"{HERE}:Worker", step_timeout=60.0)]) as env_pool:
         (group,) = _play(env_pool, chat, training_plan(0, 1, 1, 1))

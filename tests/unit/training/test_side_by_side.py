@@ -118,6 +118,7 @@ def test_a_failure_is_recorded_and_does_not_stop_the_others(tmp_path: Path) -> N
     assert state.failed == {} and len(log.done) == 1
 
 
+@pytest.mark.long
 def test_the_deadline_interrupts_and_the_next_call_resumes(tmp_path: Path) -> None:
     state, log = run(tmp_path, seconds=30, max_minutes=4 / 60)
     assert state.stopped is not None and log.done == [] and state.failed == {} and len(state.waiting) == 2

@@ -211,6 +211,7 @@ def test_drafts_draw_what_single_steps_draw(model: hf.PreTrainedModel, sampling:
     assert rest.ids_BK.tolist() == after.ids_BK.tolist(), "what a wrong draft left in the cache is overwritten"
 
 
+@pytest.mark.long
 def test_what_was_recorded_is_forgotten_when_weights_have_moved(model: hf.PreTrainedModel) -> None:
     """That is looked at when a conversation begins, and not when one goes on."""
     decoder = decoder_for(model)
@@ -233,6 +234,7 @@ def test_what_was_recorded_is_forgotten_when_weights_have_moved(model: hf.PreTra
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.7), pytest.param(Sampling(temperature=0.7, top_k=3), marks=pytest.mark.long)])
 @pytest.mark.parametrize("mixed_sizes", [(32,), pytest.param((16,), marks=pytest.mark.long)])
+@pytest.mark.long
 def test_a_call_with_drafts_takes_in_what_is_prefilled(
     model: hf.PreTrainedModel, sampling: Sampling, mixed_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

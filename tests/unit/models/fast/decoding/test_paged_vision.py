@@ -43,7 +43,7 @@ def policy(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     ("policy", "drafted"),
     [
         ("qwen2_5_vl", 2),
-        ("qwen3_vl", 0),
+        pytest.param("qwen3_vl", 0, marks=pytest.mark.long),
         *(pytest.param(family, drafted, marks=pytest.mark.long) for family in ("qwen2_vl", "idefics3", "smolvlm") for drafted in (0, 2)),
         pytest.param("qwen2_5_vl", 0, marks=pytest.mark.long),
         pytest.param("qwen3_vl", 2, marks=pytest.mark.long),
