@@ -1,10 +1,10 @@
 """The checkpoints of a run, written while it trains on.
 
 `save` copies model and state to host memory (snapshot.py) and returns; a thread then writes the copy exactly as it would be written in the
-foreground (checkpoint.py). `keep_best` does so with the weights alone, or links those of a checkpoint of the same step. One is in flight at most. It counts, for a resumed run and for every other reader, from the moment its
-folder is in its place; whoever looks for checkpoints in the run's own process calls `finish` first. Where the copy finds no room in host
-memory, the checkpoint is written in the foreground, and a note says so. Of several ranks the first writes; the others only remember which step
-was saved.
+foreground (checkpoint.py). `keep_best` does so with the weights alone, or links those of a checkpoint of the same step. One is in flight at
+most. It counts, for a resumed run and for every other reader, from the moment its folder is in its place; whoever looks for checkpoints in
+the run's own process calls `finish` first. Where the copy finds no room in host memory, the checkpoint is written in the foreground, and a
+note says so. Of several ranks the first writes; the others only remember which step was saved.
 """
 
 import copy
