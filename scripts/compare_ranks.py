@@ -179,7 +179,7 @@ def differences(reference: Path, run: Path, num_ranks: int) -> list[str]:
     for record, other in zip(ours.steps(), theirs.steps(), strict=True):
         if record.notes != other.notes:
             found.append(f"notes of step {record.step}")
-        found += [f"{name} of step {record.step}" for name in _different(record.metrics, other.metrics)]
+        found += [f"{name} of step {record.step}" for name in different_metrics(record.metrics, other.metrics)]
     weights, moments = distances(theirs, ours)
     if not weights <= WEIGHTS:
         found.append(f"weights by {weights:.1e}")
@@ -189,7 +189,7 @@ def differences(reference: Path, run: Path, num_ranks: int) -> list[str]:
     return [*found, *(["ranks from one another"] if len(held) > 1 else [])]
 
 
-def _different(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[str]:
+def different_metrics(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[str]:
     """The metrics that are not the same; how a minibatch is cut is not the same, on purpose."""
     ours, theirs = ({name: value for name, value in metrics.items() if name not in CUT} for metrics in (ours, theirs))
     if ours.keys() != theirs.keys():

@@ -5,6 +5,7 @@
     python scripts/torture.py 10 --part fuzz --part clients --seed 7
 
 kills     training runs are killed at random moments and resumed; each must end as one that was never stopped (scripts/kill_many.py)
+restarts  ranks, launchers and servers of supervised runs are killed; they must go on by themselves to the same end (scripts/kill_supervised.py)
 faults    the disk is full at a random size of a file; the run must end with one line, and resume to the same end
 damage    checkpoints of a finished run are altered, cut, removed from and added to; `tether doctor`, --resume and `tether eval` must say so, each
           with one line, and name what is whole (scripts/damage_many.py)
@@ -43,6 +44,7 @@ from attack_many import programs
 from damage_many import damage
 from foul_folders import evaluations, folders
 from kill_many import Trial, attempt, differences  # sets the number of threads before torch
+from kill_supervised import restarts
 from tether.core.config import merge, parse_overrides, read_file, validate
 from tether.core.errors import TetherError
 from tether.core.seeding import generator
@@ -54,7 +56,8 @@ from tether.training.settings import RunSettings
 from torture_part import Part
 
 SHARES = {
-    "kills": 0.2,
+    "kills": 0.1,
+    "restarts": 0.1,
     "faults": 0.1,
     "damage": 0.1,
     "folders": 0.1,
@@ -314,6 +317,7 @@ def _memory(process: str) -> float:
 
 PARTS: dict[str, Callable[[Part], None]] = {
     "kills": kills,
+    "restarts": restarts,
     "faults": faults,
     "damage": damage,
     "folders": folders,

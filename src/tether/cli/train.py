@@ -28,7 +28,7 @@ Examples:
   tether train sokoban --model smollm2 --engine http://127.0.0.1:8000
   tether train --resume --out runs/sokoban
   tether train --agent my_module:my_agent --tasks tasks.jsonl --model smollm2
-  tether train sokoban --gpus 8
+  tether train sokoban --gpus 8 --restarts 5 --out runs/sokoban
   tether train sokoban --ray head:6379 --topology topology.yaml --out /shared/run
 """
 
@@ -103,12 +103,12 @@ def train(
     topology: Annotated[
         Path | None, typer.Option("--topology", help="With --ray: a YAML file of learner ranks, engines and environment workers.")
     ] = None,
+    restarts: Annotated[int | None, typer.Option(help="Start again up to so often where a rank or the last server dies.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only notes, the verdict and the report's path.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print how the run ended as one JSON object; everything else to stderr.")] = False,
 ) -> None:
     """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
     from tether.training.api import join_world, open_run, run_training
-    from tether.training.distributed.ranks import launched_rank
     from tether.training.resolve import chosen, named_settings, overrides, run_settings
 
     given = merge(named_settings(env, model, algo, filter_, steps, seed), overrides(set_))
@@ -123,17 +123,16 @@ def train(
         given["also"] = [_weighted(text) for text in also]
     if track:
         given["trackers"] = track
-    if ray is not None or topology is not None:
-        _launch_on_ray(
-            ray, topology, gpus, context.obj, out, lambda more: run_settings(out, config, merge(given, more), resume=resume, smoke=smoke)
-        )
-    if gpus is not None:
-        if launched_rank()[1] > 1:
-            raise BadInput("--gpus starts the ranks itself; leave it out under torchrun")
-        from tether.training.distributed.process_group import check_gpus, launch
 
-        check_gpus(gpus, run_settings(out, config, given, resume=resume, smoke=smoke).model.device)
-        sys.exit(launch(gpus, _without(context.obj, "--gpus")))  # the ranks get the same arguments, and this process exits as they did
+    def settings_with(more: dict[str, Any]) -> Any:
+        return run_settings(out, config, merge(given, more), resume=resume, smoke=smoke)
+
+    if restarts is not None:
+        _supervise(restarts, context.obj, out, settings_with)
+    if ray is not None or topology is not None:
+        _launch_on_ray(ray, topology, gpus, context.obj, out, settings_with)
+    if gpus is not None:
+        _launch_ranks(gpus, context.obj, settings_with)
     ranks = join_world()
     if ranks.rank:
         logging.basicConfig(format=f"rank {ranks.rank}: %(message)s")
@@ -141,12 +140,44 @@ def train(
     with surviving_console(ranks.interrupts.console_closed):
         store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
         if ranks.rank == 0:
-            _run(settings, store, resume, bool(given), ranks, SafeConsole(stderr=as_json), quiet=quiet or as_json)
+            _run(settings, store, resume and bool(given), ranks, SafeConsole(stderr=as_json), quiet=quiet or as_json)
             if as_json:
                 typer.echo(json.dumps(_outcome(store)))
         else:
-            run_training(settings, store, (), resumed=resume, changed=bool(given), ranks=ranks)
+            run_training(settings, store, (), resumed=resume, ranks=ranks)
         ranks.close()
+
+
+def _supervise(restarts: int, words: list[str], out: Path | None, resolve: Callable[[dict[str, Any]], Any]) -> NoReturn:
+    """Run the same command as a child that is started again where it dies, and exit as it did."""
+    from tether.training.distributed.ranks import launched_rank
+
+    if launched_rank()[1] > 1:
+        raise BadInput(
+            "--restarts starts the ranks itself; under torchrun leave it out and give torchrun --max-restarts=N (ranks that it starts again "
+            "continue by themselves), under srun see examples/cluster/train.sbatch"
+        )
+    from tether.training.api import default_folder
+    from tether.training.supervisor import supervise
+
+    rest = _without(words, "--restarts")
+    if out is None:
+        out = default_folder(resolve({}))
+        rest += ["--out", str(out)]
+    console = SafeConsole(stderr=True)
+    sys.exit(supervise([sys.executable, "-m", "tether", *rest], restarts, out, lambda line: console.say(f"tether: {line}")))
+
+
+def _launch_ranks(gpus: int, words: list[str], resolve: Callable[[dict[str, Any]], Any]) -> NoReturn:
+    """Start a rank a GPU with the same arguments, and exit as they did."""
+    from tether.training.distributed.ranks import launched_rank
+
+    if launched_rank()[1] > 1:
+        raise BadInput("--gpus starts the ranks itself; leave it out under torchrun")
+    from tether.training.distributed.process_group import check_gpus, launch
+
+    check_gpus(gpus, resolve({}).model.device)
+    sys.exit(launch(gpus, _without(words, "--gpus")))
 
 
 def _launch_on_ray(
@@ -204,9 +235,10 @@ def _weighted(text: str) -> dict[str, Any]:
         raise BadInput(f"--also got '{text}'; write it as ENV or ENV=WEIGHT, for example frozen_lake=0.5") from None
 
 
-def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: Any, console: SafeConsole, *, quiet: bool) -> None:
+def _run(settings: Any, store: RunStore, changed: bool, ranks: Any, console: SafeConsole, *, quiet: bool) -> None:
     from tether.training.api import run_training
 
+    resumed = not store.is_new
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(Text(played, "bold"), end="")
     console.print(f" with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")

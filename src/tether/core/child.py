@@ -1,8 +1,8 @@
 """A child process: started from a command, talked to over a socket, and ended with this process, however that ends.
 
 The child sees the end of its socket when this process is gone, and ends itself. A command that knows nothing of that (vLLM, Ray's workers) runs
-under a guard: a small process that ends the command and all of its children when the socket closes. A line `INT` is passed on as Ctrl-C. The
-guard exits as the command did: with its exit code, or with 128 and the number of the signal that killed it. Signals that this process blocks, as
+under a guard: a small process that ends the command and all of its children when the socket closes. A line `INT` is passed on as Ctrl-C, to all
+of them, `TERM` and `HUP` as their signals, to the command. The guard exits as the command did: with its exit code, or with 128 and the number of the signal that killed it. Signals that this process blocks, as
 Ray's workers do with Ctrl-C, reach the command. Beside the guard stands a second process, which kills what is left of the command and its children
 once the guard is gone: where the guard itself was killed (Ray kills the children of a worker that ends), and where the command ended without its
 own children. vLLM's workers, for one, outlive a server that is killed, and keep their memory.
@@ -12,6 +12,7 @@ A forked process must not use the children of its parent, whose end it could not
 
 import atexit
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 GUARD = """
 import os, signal, subprocess, sys, threading
@@ -43,8 +44,9 @@ def wait():
 threading.Thread(target=wait, daemon=True).start()
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 for line in sys.stdin:
-    if line.strip() == "INT":
-        os.killpg(child.pid, signal.SIGINT)
+    word = line.strip()
+    if word in ("INT", "TERM", "HUP"):
+        (os.killpg if word == "INT" else os.kill)(child.pid, getattr(signal, "SIG" + word))
 for sign, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
     try:
         os.killpg(child.pid, sign)
@@ -171,6 +173,32 @@ def end_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):  # it was gone before
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+ATTEMPT_VARIABLE = "TETHER_ATTEMPT"
+"""Of a `tether train` that is started again: which attempt it is, and how the one before ended, as JSON."""
+
+
+class Attempt(NamedTuple):
+    """One of the times that the same command is started. Example: Attempt(2, "rank 1 of 2 was killed by SIGKILL")."""
+
+    number: int
+    cause: str
+    """Why there was another attempt; empty for the first."""
+
+    def variables(self) -> dict[str, str]:
+        """What tells it to a process."""
+        return {ATTEMPT_VARIABLE: json.dumps({"attempt": self.number, "cause": self.cause})} if self.number > 1 else {}
+
+
+def this_attempt() -> Attempt:
+    """Which attempt this process is: of Tether's supervisor, or of torchrun's agent (`--max-restarts`), which does not say why."""
+    told = os.environ.get(ATTEMPT_VARIABLE)
+    if told:
+        found = json.loads(told)
+        return Attempt(int(found["attempt"]), str(found["cause"]))
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    return Attempt(restarts + 1, "torchrun started the ranks again, whose last lines say why" if restarts else "")
 
 
 def signal_name(number: int) -> str:

@@ -82,11 +82,16 @@ def append_whole(path: Path, content: bytes) -> int:
         raise storage_error(path, error) from error
 
 
+def is_draft(name: str) -> bool:
+    """Whether a file of this name is being written, or a kill left it behind."""
+    return _DRAFT_NAME.fullmatch(name) is not None
+
+
 def remove_drafts(folder: Path) -> None:
     """Remove what killed writers left in a folder. A writer holds a flock on its draft, so one that can be locked has none."""
     with contextlib.suppress(OSError):  # a folder or a draft that is gone or is somebody else's, a writer at work, a system without flock
         for name in os.listdir(folder):
-            if _DRAFT_NAME.fullmatch(name):
+            if is_draft(name):
                 with contextlib.suppress(OSError), os.fdopen(open_plain(folder / name, os.O_RDONLY | os.O_NOFOLLOW)) as draft:
                     fcntl.flock(draft, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     (folder / name).unlink()

@@ -1,6 +1,7 @@
 """The run folder: append-only files that a kill cannot spoil.
 
-    run.json            schema, Tether's version, what the run is (environment, model, algorithm, seed, start), its machine, how it ended
+    run.json            schema, Tether's version, what the run is (environment, model, algorithm, seed, start), its machine, further attempts, how it
+                        ended
     config.yaml         the resolved settings; training from it repeats the run
     metrics.jsonl       one StepRecord a line; equal bytes for equal seeds
     timings.jsonl       everything measured by the clock, and memory
@@ -19,6 +20,7 @@ A kill can tear the last line: readers skip it and remember it in `torn_lines`, 
 import errno
 import json
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +35,7 @@ from tether.core.images import Image
 from tether.core.text import shortened
 from tether.core.version import __version__
 from tether.runs.checkpoints import MODEL, find_checkpoint
-from tether.runs.files import DRAFT, append_whole, parsed_line, read_object, remove_drafts, storage_error, write_whole
+from tether.runs.files import DRAFT, append_whole, is_draft, parsed_line, read_object, remove_drafts, storage_error, write_whole
 from tether.runs.images import IMAGES, sync_images, write_images
 from tether.runs.index import INDEX, TRAJECTORIES, IndexWriter, TrajectoryIndex
 from tether.runs.lock import LOCK, RunLock, RunLocked
@@ -74,6 +76,8 @@ class RunStore:
         """Not yet forced to the disk."""
         self._made: list[Path] = []
         """Folders that `create` made, the innermost first."""
+        self.is_new = False
+        """`create` made it."""
 
     @classmethod
     def create(cls, folder: Path, config_yaml: str, about: Mapping[str, Any]) -> "RunStore":
@@ -83,11 +87,11 @@ class RunStore:
         if dangling is not None:
             raise BadInput(f"'{dangling}' is a symbolic link to nothing; make the folder that it names, or choose another --out")
         try:
-            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not _is_unborn(folder))):
                 raise BadInput(f"run folder '{folder}' exists; resume it with --resume or choose another --out")
             store._made = [path for path in (folder / CHECKPOINTS, folder, *folder.parents) if not path.exists()]
             is_new = not folder.exists()
-            (folder / CHECKPOINTS).mkdir(parents=True)
+            (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             if is_new:
                 folder.chmod(PRIVATE)
         except OSError as error:
@@ -95,6 +99,7 @@ class RunStore:
         store._replace(CONFIG, config_yaml)
         # Last, because run.json is what makes a folder a run.
         store._replace(ABOUT, _pretty({"schema": SCHEMA_VERSION, "tether": __version__, "about": dict(about), "finished": None}))
+        store.is_new = True
         return store
 
     @classmethod
@@ -177,6 +182,15 @@ class RunStore:
     def computed_on(self, machine: Mapping[str, Any]) -> None:
         """Record the machine of the run; a run that continues on another machine records it again."""
         self._replace(ABOUT, _pretty({**self._run_json(), "machine": dict(machine)}))
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """The further attempts of the run that a supervisor or torchrun started, as `began_again` recorded them."""
+        return list(self._run_json().get("attempts") or [])
+
+    def began_again(self, attempt: int, cause: str, step: int) -> None:
+        """Record a further attempt: its number, why there is one, and the step that it continues from."""
+        entry = {"attempt": attempt, "cause": cause, "from_step": step, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        self._replace(ABOUT, _pretty({**self._run_json(), "attempts": [*self.attempts(), entry]}))
 
     def config_text(self) -> str:
         """The resolved settings, as written."""
@@ -451,6 +465,12 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise storage_error(path, error, doing="read") from error
     return [record for line in lines if (record := parsed_line(line)) is not None]
+
+
+def _is_unborn(folder: Path) -> bool:
+    """Whether a folder holds nothing but what `create` had made when a kill came before `run.json`, which makes it a run."""
+    names = {path.name for path in folder.iterdir() if not is_draft(path.name)}
+    return CHECKPOINTS in names <= {CHECKPOINTS, CONFIG, LOCK} and not any((folder / CHECKPOINTS).iterdir())
 
 
 def _check_sections(path: Path, sections: Mapping[str, Any]) -> None:

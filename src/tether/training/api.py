@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tether.core.child import this_attempt
 from tether.core.config import cache_folder, dump_yaml, merge, validate
 from tether.core.errors import BadInput, TetherError
 from tether.core.protocols import Engine
 from tether.core.types import Group
 from tether.models.catalog import check_name
 from tether.rollout.gateway.agents import named_agent
-from tether.runs.store import Run, RunStore
+from tether.runs.store import ABOUT, Run, RunStore
 from tether.training.distributed.ranks import Ranks, launched_rank
 from tether.training.resolve import KNOWN, evaluation_settings, named_settings, nested_settings, run_settings, without_secrets
 from tether.training.settings import RunSettings
@@ -27,6 +28,7 @@ from tether.training.synonyms import own_names
 if TYPE_CHECKING:
     from tether.training.callbacks import Callback
     from tether.training.evaluate import Evaluation
+    from tether.training.loop import Trainer
 
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -78,7 +80,7 @@ def train(
     given = merge(merge(given, agent_section(agent, tasks)), own_names(nested_settings(settings), KNOWN))
     ranks = join_world()
     store, resolved = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
-    run_training(resolved, store, callbacks, resumed=resume, changed=bool(given), ranks=ranks)
+    run_training(resolved, store, callbacks, resumed=not store.is_new, changed=resume and bool(given), ranks=ranks)
     return Run(store.folder)
 
 
@@ -123,14 +125,32 @@ def open_run(
     smoke: bool,
     ranks: Ranks | None = None,
 ) -> tuple[RunStore, RunSettings]:
-    """The run folder and the resolved settings of a new or a resumed run. Of several ranks the first finds both, and alone writes."""
+    """The run folder and the resolved settings of a new or a resumed run. Of several ranks the first finds both, and alone writes.
+
+    A further attempt of the same command continues the run that an earlier one began, without `resume` (`store.is_new` says which it is).
+    """
     ranks, out = ranks or Ranks(), Path(out) if out is not None else None
     settings = ranks.broadcast_object(lambda: run_settings(out, config, given, resume=resume, smoke=smoke))
     if ranks.size > 1:
         ranks.barrier(lambda: check_several_ranks(settings, ranks))
     made: list[RunStore] = []
-    folder = out if resume and out else ranks.broadcast_object(lambda: _create(out, settings, made))
+    folder = out if resume and out else ranks.broadcast_object(lambda: _begun(out, settings) or _create(out, settings, made))
     return ranks.barrier(lambda: made[0] if made else _opened(folder, writes=ranks.rank == 0)), settings
+
+
+def _begun(out: Path | None, settings: RunSettings) -> Path | None:
+    """The run folder that an earlier attempt of this command began; None where there is none."""
+    number = this_attempt().number
+    if number > 1 and out is None:
+        raise BadInput(f"this is attempt {number} of a command that does not say which run to continue; give it --out FOLDER")
+    if number == 1 or out is None or not os.path.lexists(out / ABOUT):
+        return None
+    if RunStore.open(out).config_text() != dump_yaml(without_secrets(settings)):
+        raise BadInput(
+            f"this is a further attempt of a command whose settings are no longer those of the run in '{out}': a file that it names has changed; "
+            "continue that run with --resume, or choose another --out"
+        )
+    return out
 
 
 def _opened(folder: Path, *, writes: bool) -> RunStore:
@@ -202,10 +222,20 @@ def run_training(
                 if changed:
                     store.replace_config(dump_yaml(settings))
                 store.reopen()
+            if this_attempt().number > 1:
+                _say_attempt(trainer)
             ready(trainer)
             trainer.run()
     finally:
         store.close()
+
+
+def _say_attempt(trainer: "Trainer") -> None:
+    """Put a further attempt on the record of the run, and of its next step."""
+    attempt = this_attempt()
+    if trainer.store.writes:
+        trainer.store.began_again(attempt.number, attempt.cause, trainer.step)
+    trainer.notes.append(f"attempt {attempt.number}, from step {trainer.step}; the one before ended: {attempt.cause}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- evaluate
@@ -339,9 +369,7 @@ def play(
 
 def _create(out: Path | None, settings: RunSettings, made: list[RunStore]) -> Path:
     """A new run folder; its store, which holds the lock, is put into `made`."""
-    names = [chosen.name.partition("://")[2] or chosen.name for chosen in settings.environments()]
-    played = "+".join(re.sub(r"\W+", "_", name) for name in names)
-    folder = out or Path("runs") / f"{played}-{settings.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = out or default_folder(settings)
     about = {
         "env": "+".join(chosen.name for chosen in settings.environments()),
         "model": settings.model.name,
@@ -351,6 +379,13 @@ def _create(out: Path | None, settings: RunSettings, made: list[RunStore]) -> Pa
     }
     made.append(RunStore.create(folder, dump_yaml(without_secrets(settings)), about))
     return folder
+
+
+def default_folder(settings: RunSettings) -> Path:
+    """The folder of a run that was given none. Example: runs/frozen_lake-grpo-20261118-164500."""
+    names = [chosen.name.partition("://")[2] or chosen.name for chosen in settings.environments()]
+    played = "+".join(re.sub(r"\W+", "_", name) for name in names)
+    return Path("runs") / f"{played}-{settings.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def grow_allocator_segments() -> None:

@@ -57,6 +57,7 @@ class Trainer:
         self.alarm_actions = AlarmActions(settings)
         self.hooks: Sequence[Hook] = (Checkpoints(), Evaluations(), BestCheckpoint(), Trackers(), EarlyStop(self.alarm_actions))
         self.step, self.whole, batches_ahead = 0, True, None
+        self.notes: list[str] = []
         if checkpoint is not None:
             with self.start_timer.part("checkpoint"):
                 batches_ahead = self.ranks.barrier(lambda: lifecycle.resume(self, checkpoint))

@@ -53,6 +53,8 @@ class TrainedRun(Run, Protocol):
     alarm_actions: AlarmActions
     monitor_state: dict[str, Any]
     """Of the last complete step: an interrupted step may already have observed."""
+    notes: list[str]
+    """For the record of the next step."""
 
 
 @contextmanager
@@ -254,7 +256,14 @@ def record(run: TrainedRun, step: int, sampled: SampledBatch, batch: Batch, upda
     metrics.put("update", update)
     for section, values in health.metrics.items():
         metrics.put(section, values)
-    notes = [*run.sampler.take_notes(), *run.learner.take_notes(), *health.notes, *_remarks(sampled, update), *_replies(run, step, sampled)]
+    notes, run.notes = run.notes, []
+    notes += [
+        *run.sampler.take_notes(),
+        *run.learner.take_notes(),
+        *health.notes,
+        *_remarks(sampled, update),
+        *_replies(run, step, sampled),
+    ]
     if step == 1:  # what leaves nothing to learn is said before hours are spent; errors and replies have notes of their own already
         causes = [cause for cause in find_causes(metrics, notes) if cause.kind is not CauseKind.ERRORS]
         notes += [cause.sentence() for cause in causes if cause.sentence() not in notes]

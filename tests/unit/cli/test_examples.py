@@ -36,7 +36,7 @@ SMALL: dict[str, list[str]] = {
 }
 NOT_RUN = {
     "tether train --resume --out runs/sokoban": "the run of another example; tests/e2e/test_train.py resumes",
-    "tether train sokoban --gpus 8": "needs GPUs",
+    "tether train sokoban --gpus 8 --restarts 5 --out runs/sokoban": "needs GPUs",
     "tether train --agent my_module:my_agent --tasks tasks.jsonl --model smollm2": "tests/unit/rollout/gateway runs agents",
     "tether train sokoban --ray head:6379 --topology topology.yaml --out /shared/run": "needs a cluster; tests/ray has one",
     "tether train frozen_lake --track tensorboard --track wandb": "wandb is an extra",

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from tether.core.child import this_attempt
 from tether.core.errors import BadInput, EngineUnavailable, ModelUnavailable
 from tether.core.http import token_for
 from tether.core.protocols import Sampling
@@ -226,7 +227,8 @@ class ServerConnection:
         try:
             self.inspect(probe, max_context)
         except ServerUnreachable as error:
-            raise ModelUnavailable(f"{error}; start one with: tether serve MODEL") from error
+            kind = EngineUnavailable if this_attempt().number > 1 else ModelUnavailable  # it was there before: worth a further attempt
+            raise kind(f"{error}; start one with: tether serve MODEL") from error
 
     def inspect(self, probe: Probe, max_context: int) -> None:
         """Find out what the server is; refuse one that cannot serve the policy."""

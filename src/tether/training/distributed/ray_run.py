@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from tether.core.child import this_attempt
 from tether.core.errors import BadInput, EngineUnavailable, MissingDependency, RankFailure
 from tether.runs.checkpoints import newest_checkpoint
 from tether.training.distributed.ray_actors import LearnerActor, ServerActor, ServerPlan, VllmPlan
@@ -98,7 +99,12 @@ def run_on_ray(address: str, topology: Topology, settings: RunSettings, words: S
     with _connected(ray, address):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         where = "this machine" if address == LOCAL else f"the cluster at {address}"
-        check_room(topology, nodes, where)
+        try:
+            check_room(topology, nodes, where)
+        except BadInput as error:
+            if this_attempt().number == 1:
+                raise
+            raise RankFailure(str(error)) from error  # it had room before: a machine is gone, and may come back
         if settings.model.device != "cpu":
             check_gpus_are_used(topology, nodes, where)
         with _reserved(ray, topology) as actors:
@@ -260,7 +266,8 @@ class _Run:
             names = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": 0, "MASTER_PORT": port}
             names["LOCAL_WORLD_SIZE"] = sum(other == node for _, _, other in machines)
             rendezvous = {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": host} if size > 1 else {}
-            started.append(learner.start.remote(self._words, {**rendezvous, "TETHER_TOKEN": self._token}, os.getcwd()))
+            variables = {**rendezvous, **this_attempt().variables(), "TETHER_TOKEN": self._token}
+            started.append(learner.start.remote(self._words, variables, os.getcwd()))
         problems = [problem for problem in self._call(started) if problem]
         if problems:
             raise BadInput(problems[0])
