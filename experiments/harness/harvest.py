@@ -65,7 +65,8 @@ MEASURED = re.compile(
     r"|gradients/(rv_mean|task_norm|kl_norm|entropy_norm|regulariser_norm|dominance|snr)_\d+"
     r"|(information|information_trajectory)/"
     r"(retrieval_acc|chance|recall_[248]|mi|mi_seq|mi_zscore|mi_zscore_ema|h_conditional|h_marginal)"
-    r"|information/((retrieval_acc|mi_seq|h_conditional)_change(_low|_high)?|num_prompts|num_reasonings|probe_tokens_(sampled|scored))"
+    r"|information/((retrieval_acc|mi_seq|h_conditional)_change(_low|_high)?|image_(swapped|blank)(_low|_high)?|image_prompts"
+    r"|num_prompts|num_reasonings|probe_tokens_(sampled|scored))"
 )
 _STATUS_LINE = re.compile(r"^Turn \d+ of \d+[^\n]*\n")
 

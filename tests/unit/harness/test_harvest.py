@@ -1,5 +1,6 @@
 """What is kept of a run: curves, and what only the trajectories tell."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tether.core.errors import BadInput
 from tether.runs.quantities import is_measured
 from tether.runs.schema import StepRecord
 
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 Write = Callable[..., Path]
 
 
@@ -47,6 +49,13 @@ def test_only_named_metrics_are_kept() -> None:
     }
     kept = {name for name, curve in metric_curves([StepRecord(1, metrics)]).items() if curve}
     assert kept == {"gradients/task_norm_6", "information/mi"}
+
+
+def test_every_metric_that_an_experiment_names_is_kept() -> None:
+    grids = "".join(path.read_text("utf-8") for path in sorted(EXPERIMENTS.glob("*/grid.yaml")))
+    named = set(re.findall(r"\b(?:information|information_trajectory|validation|update|groups|rollout)/\w+", grids))
+    kept = {name for name, curve in metric_curves([StepRecord(1, dict.fromkeys(named, 1.0))]).items() if curve}
+    assert {"information/image_swapped", "validation/success"} <= named == kept
 
 
 def make(step: int, group: int, member: int, **changes: Any) -> dict[str, Any]:
