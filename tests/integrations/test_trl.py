@@ -68,6 +68,32 @@ def test_ones_own_subclass(make_trainer: Make) -> None:
     assert logged(trainer, "groups/kept") == [1.0] and logged(trainer, "groups/sampled") == [3.0]
 
 
+def test_other_trainers_of_trl_are_refused_by_name(make_trainer: Make) -> None:
+    """When the class is made; a mixin of one's own without a trainer is none."""
+    from trl import RLOOTrainer
+    from trl.experimental.async_grpo import AsyncGRPOTrainer
+    from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
+
+    class Mixin(TetherMixin): ...
+
+    class OwnRLOO(RLOOTrainer): ...
+
+    for base, message in (
+        (RLOOTrainer, "TRL's GRPOTrainer, and RLOOTrainer is none: use TetherGRPOTrainer with scale_rewards='none'"),
+        (OwnRLOO, "OwnRLOO is none: use TetherGRPOTrainer with scale_rewards='none'"),
+        (AsyncGRPOTrainer, "AsyncGRPOTrainer is none: it scores its completions in a process of its own"),
+    ):
+        for mixin in (TetherMixin, Mixin):
+            with pytest.raises(BadInput, match=message):
+                type("Mine", (mixin, base), {})
+
+    class Geometric(Mixin, GMPOTrainer): ...
+
+    with pytest.raises(BadInput, match="does not know how GMPOTrainer normalises its loss"):
+        make_trainer(Geometric, config=GMPOConfig, group_filter="top_p:0.9")
+    assert make_trainer(Geometric, config=GMPOConfig).group_filter is None
+
+
 # ------------------------------------------------------------------------------------------------------------- the loss
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
 from tether.algorithms.filters.group_filter import GroupFilter
@@ -26,9 +26,14 @@ from tether.algorithms.filters.select import Selection, loss_scale
 from tether.core.errors import BadInput, did_you_mean
 from tether.integrations.trl.batch import GenerationBatch, gather_batch, row_keys
 from tether.integrations.trl.callback import TetherCallback
-from tether.integrations.trl.config import filter_of
+from tether.integrations.trl.config import INDEPENDENT, filter_of
 
 BY_TOKENS, BY_ROWS, BY_MICRO_BATCH = ("dapo", "cispo", "vespo"), ("grpo", "sapo", "dr_grpo", "luspo"), ("bnpo",)
+INSTEAD = {
+    "RLOOTrainer": "use TetherGRPOTrainer with scale_rewards='none', whose advantages are RLOO's times (num_generations - 1) / num_generations",
+    "AsyncGRPOTrainer": f"it scores its completions in a process of its own, away from the weights; use TetherGRPOTrainer, or know that {INDEPENDENT}",
+}
+"""What to do where a trainer is refused."""
 KEPT, WEIGHTS = "tether_kept", "tether_weights"
 """Keys of a micro-batch: which of its rows are kept, and the weights of its terms."""
 
@@ -47,6 +52,14 @@ class TermWeights:
 
 class TetherMixin:
     """Put before a `GRPOTrainer` class: `class Mine(TetherMixin, MyGRPOTrainer)`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Other trainers of TRL have other methods and another loss: they are refused when the class is made."""
+        super().__init_subclass__(**kwargs)
+        if issubclass(cls, Trainer) and not issubclass(cls, GRPOTrainer):
+            base = next(each for each in cls.__mro__ if issubclass(each, Trainer) and not issubclass(each, TetherMixin))
+            instead = next((INSTEAD[each.__name__] for each in cls.__mro__ if each.__name__ in INSTEAD), INDEPENDENT)
+            raise BadInput(f"TetherMixin extends TRL's GRPOTrainer, and {base.__name__} is none: {instead}")
 
     def __init__(self, *args: Any, group_filter: GroupFilter | str | None = None, success_reward: str | None = None, **kwargs: Any) -> None:
         """TRL's arguments, and:
@@ -74,6 +87,11 @@ class TetherMixin:
         self._tether_window: list[int] = []
         self._tether_scale = 1.0
         if self.group_filter is not None:
+            owner = next(each for each in type(self).__mro__ if "_compute_loss" in vars(each) and each is not TetherMixin)
+            if owner is not GRPOTrainer and owner.__module__.startswith("trl."):
+                raise BadInput(
+                    f"the filter does not know how {owner.__name__} normalises its loss; leave the filter out, or use GRPOTrainer"
+                )
             known = (*BY_TOKENS, *BY_ROWS, *BY_MICRO_BATCH)
             if trainer.loss_type not in known:
                 raise BadInput(f"the filter does not know how loss type '{trainer.loss_type}' is normalised; it knows {', '.join(known)}")

@@ -48,23 +48,27 @@ class TetherAgentLoop(AgentLoopBase):
         request = uuid.uuid4().hex  # one server for all turns: its prefix cache holds the earlier ones
         fed = await self.loop.run_in_executor(None, lambda: settled(episode.begin()))
         tokens: list[int] = []
+        versions: list[int] = []
         while fed is not None:
             tokens += fed
             room = int(self.rollout_config.prompt_length) + length - len(tokens)
             asked = {**sampling_params, "max_tokens": min(budget, room), "stop": list(episode.closing_tags)}
             written = await self.server_manager.generate(request_id=request, prompt_ids=list(tokens), sampling_params=asked)
+            versions += [each for name in ("min_global_steps", "max_global_steps") if (each := written.extra_fields.get(name)) is not None]
             completion = cut_response(stop, written.token_ids, written.log_probs, sampling, episode.closing_tags)
             tokens += completion.token_ids
             fed = await self.loop.run_in_executor(None, lambda done=completion: settled(episode.receive(done)))
-        return self._output(episode, length)
+        return self._output(episode, length, versions)
 
-    def _output(self, episode: Episode, length: int) -> AgentLoopOutput:
+    def _output(self, episode: Episode, length: int, versions: list[int]) -> AgentLoopOutput:
         trajectory = episode.trajectory
         if trajectory.stop_reason is StopReason.ENV_ERROR or not trajectory.turns:
             raise EnvironmentFailure(trajectory.error or "the first prompt leaves no room for a response; raise rollout.prompt_length")
         flat = flatten(trajectory)
         has_logprobs = all(len(turn.logprobs) == len(turn.response_ids) for turn in trajectory.turns)
-        extra = {"reward_extra_info": {"acc": float(trajectory.success), "success": float(trajectory.success)}}
+        extra: dict[str, Any] = {"reward_extra_info": {"acc": float(trajectory.success), "success": float(trajectory.success)}}
+        if versions:  # of the weights that wrote the episode: verl's metrics and its control of staleness read them
+            extra |= {"min_global_steps": min(versions), "max_global_steps": max(versions)}
         return AgentLoopOutput(
             prompt_ids=flat.prompt_ids,
             response_ids=flat.completion_ids[:length],

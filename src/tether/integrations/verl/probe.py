@@ -4,29 +4,56 @@
     +trainer.v1.sampler.sampler_kwargs.probe.out=runs/verl
 
 The sampler remembers the rows before it filters. The scoring itself runs where verl computes the old log-probs: after sampling, when the rollout
-replicas have given up their memory, and before the update. There verl's own worker call, `compute_log_prob`, takes the rows.
+replicas have given up their memory, and before the update. There verl's own worker call, `compute_log_prob`, takes the rows. Where a step is made of
+several updates (`parameter_sync_step`), the batch of the first is observed: the actor then still has the weights that it last gave to the servers.
+
+The asynchronous trainers sample with earlier weights than those that score. By how many versions is `rollout/staleness`, from the tags of the rows.
+
+The probe never ends a run: whatever fails in it is logged with its cause and counted in `tether/probe/failed`.
 
 The rows are read from the TransferQueue. A key is `{uid}_{session}_{index}`: a prompt, one of its rollouts, and the index of an output where a
 rollout gave several. The reward of a session is that of its last output. Fields come back as nested tensors, one entry per key.
 """
 
+import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import transfer_queue as tq
+from pydantic import Field
+from ray.exceptions import RayError
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
-from tether.core.errors import BadInput
+from tether.core.config import Settings
+from tether.core.errors import BadInput, TetherError
 from tether.diagnostics.logger import TetherLogger, generation_metrics
 from tether.diagnostics.monitor import Health, Monitor, step_record
 from tether.diagnostics.pairs import rollout_rows
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
+from tether.diagnostics.settings import AlarmRules
 from tether.integrations.rows import Row, rows_as_generations
+
+_LOG = logging.getLogger(__name__)
+FAILURES = (
+    TetherError,
+    RayError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+)
+"""What reading, scoring or writing may raise. Observing must not end somebody's run, so all of it is caught, here alone."""
+FAILED, STALENESS = "tether/probe/failed", "rollout/staleness"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +64,8 @@ class Session:
     reward: float
     length: int
     """Tokens of its last output."""
+    version: int | None
+    """Of the weights that began it; None where verl does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +105,9 @@ def read_rewards(batch: Any) -> list[Session]:
             "the trajectories have no rm_scores when the batch is sampled: the reward must be computed in the rollout "
             "(an agent loop that sets reward_score, or verl's reward loop), not after sampling"
         )
-    return [Session(uid_of(key), float(row.sum()), len(row)) for key, row in zip(keys, _entries(scores), strict=True)]
+    versions = [batch.tags[place].get("min_global_steps") for place in places]
+    found = zip(keys, _entries(scores), versions, strict=True)
+    return [Session(uid_of(key), float(row.sum()), len(row), version) for key, row, version in found]
 
 
 def read_rows(batch: Any) -> list[SessionRow]:
@@ -100,39 +131,62 @@ def _entries(tensor: Any) -> list[Any]:
     return list(tensor)
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeSettings:
+class ProbeSettings(Settings):
     """The options of `sampler_kwargs.probe`."""
 
-    every: int = 5
+    every: Annotated[int, Field(ge=0)] = 5
     """Steps between two measurements; the alarms are checked at every step."""
     out: str | None = None
     """A run folder to write."""
-    budget: float = 0.05
-    contexts: int = 32
+    budget: Annotated[float, Field(gt=0, le=1)] = 0.05
+    contexts: Annotated[int, Field(ge=1)] = 32
     pattern: str | None = None
     """Where the reasoning is; None: between think tags."""
     seed: int = 0
 
 
 class ActorScorer:
-    """log p of reasonings after prompts, by verl's actor workers."""
+    """log p of reasonings after prompts, by verl's actor workers, in micro-batches no larger than those of verl's own log-probs.
 
-    def __init__(self, worker_group: Any, rows_at_once: int = 64) -> None:
+    verl divides rows equally between its data-parallel ranks and, without dynamic batches, into whole micro-batches, so the last row is repeated until
+    it can. With dynamic batches a row that exceeds the token limit would raise on one rank while the others wait for it: it is refused here.
+    """
+
+    def __init__(self, worker_group: Any, config: Any, rows_at_once: int = 64) -> None:
+        """`config` is verl's `actor_rollout_ref`."""
         self._workers, self._rows_at_once = worker_group, rows_at_once
+        rollout = config.rollout
+        self._micro = None if config.actor.use_dynamic_bsz else int(rollout.log_prob_micro_batch_size_per_gpu)
+        self._longest = int(rollout.log_prob_max_token_len_per_gpu) if config.actor.use_dynamic_bsz else None
 
     def score_all(self, prompts: Sequence[Sequence[int]], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
         """[reasonings, prompts]; prompt and reasoning of every pair go through the actor together, at temperature 1."""
+        longest = max(map(len, prompts)) + max(map(len, reasonings))
+        if self._longest is not None and longest > self._longest:
+            raise BadInput(
+                f"a prompt and a reasoning of the probe have {longest} tokens together; verl's actor takes {self._longest}: raise "
+                "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+            )
         pairs = [(prompt, reasoning) for reasoning in reasonings for prompt in prompts]
+        ranks = self._ranks()
+        whole = ranks * (self._micro or 1)
+        at_once = whole * math.ceil(self._rows_at_once / whole)
         scores: list[float] = []
-        for start in range(0, len(pairs), self._rows_at_once):
-            scores += self._score(pairs[start : start + self._rows_at_once])
+        for start in range(0, len(pairs), at_once):
+            scores += self._score(pairs[start : start + at_once], ranks)
         return np.array(scores, dtype=np.float64).reshape(len(reasonings), len(prompts))
 
-    def _score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+    def _ranks(self) -> int:
+        """Data-parallel ranks of the actor; verl asks its workers once, too."""
+        known = self._workers._dispatch_info
+        if "actor" not in known:
+            known["actor"] = self._workers._query_dispatch_info("actor")
+        return int(max(known["actor"])) + 1
+
+    def _score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], ranks: int) -> list[float]:
         count = len(pairs)
-        workers = max(1, int(getattr(self._workers, "world_size", 1)))
-        padded = [*pairs, *[pairs[-1]] * (-count % workers)]  # rows must divide by the number of workers
+        micro = min(self._micro or 1, math.ceil(count / ranks))  # few rows are not padded to a full micro-batch on every rank
+        padded = [*pairs, *[pairs[-1]] * (-count % (ranks * micro))]
         longest_prompt, longest = (max(len(pair[side]) for pair in padded) for side in (0, 1))
         ids = torch.zeros(len(padded), longest_prompt + longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
@@ -152,22 +206,36 @@ class ActorScorer:
         )
         data = left_right_2_no_padding(data)
         tu.assign_non_tensor(data, calculate_entropy=False, compute_loss=False, temperature=1.0)
-        found = no_padding_2_padding(tu.get(self._workers.compute_log_prob(data), "log_probs"), data)
+        if self._micro is not None:
+            tu.assign_non_tensor(data, micro_batch_size_per_gpu=micro)
+        try:
+            output = self._workers.compute_log_prob(data)
+        except Exception as failure:  # whatever a worker raised: this measurement fails, with its cause
+            raise TetherError(f"verl's actor could not score {len(padded)} rows: {_cause(failure)}") from failure
+        found = no_padding_2_padding(tu.get(output, "log_probs"), data)
         inside = mask[:, longest_prompt:]
         sums: list[float] = (found.double().cpu() * inside).sum(1)[:count].tolist()
         return sums
 
 
+def _cause(failure: Exception) -> str:
+    """What failed, in a line; Ray wraps what a worker raised into its traceback."""
+    origin = getattr(failure, "cause", None) or failure
+    return f"{type(origin).__name__}: {str(origin).strip().splitlines()[0] if str(origin).strip() else 'no message'}"
+
+
 class VerlProbe:
     """Watches a V1 trainer of verl."""
 
-    def __init__(self, trainer: Any, settings: ProbeSettings, scorer: Any = None) -> None:
+    def __init__(self, trainer: Any, settings: ProbeSettings) -> None:
         self._trainer, self._settings = trainer, settings
-        self._scorer = scorer
         self._rule = ReasoningRule(settings.pattern)
+        self._step = 0
         self._rows: list[SessionRow] = []
+        self._failed: dict[str, float] = {}
         self._monitor: Monitor | None = None
         self._logger: TetherLogger | None = None
+        self._told: set[str] = set()
         self.health: Health | None = None
 
     def attach(self) -> None:
@@ -176,35 +244,38 @@ class VerlProbe:
 
         def with_probe(batch: Any, metrics: dict[str, Any]) -> Any:
             done = compute(batch, metrics)
-            metrics.update(self.observe(int(self._trainer.global_steps)))
+            metrics.update(self.observe())
             return done
 
         self._trainer._compute_old_log_prob = with_probe
 
-    def remember(self, rows: list[SessionRow]) -> None:
-        """The rows of the batch before it is filtered."""
-        self._rows = rows
+    def remember(self, step: int, batch: Any) -> None:
+        """The rows of the step's first batch, before it is filtered."""
+        if step == self._step:
+            self._tell("a step of verl is several updates here (parameter_sync_step): the probe observes the batch of the first")
+            return
+        self._step, self._rows, self._failed = step, [], {}
+        try:
+            self._rows = read_rows(batch)
+        except FAILURES as failure:
+            self._failed = self._fail(failure)
 
-    def observe(self, step: int) -> dict[str, float]:
-        """Measure the rows of this step; returns the metrics for verl's log, under "tether/"."""
-        if not self._rows:
-            return {}
-        tokenizer = self._trainer.tokenizer
-        if self._monitor is None:
-            scorer = self._scorer if self._scorer is not None else ActorScorer(self._trainer.actor_rollout_wg)
-            chosen = self._settings
-            self._monitor = Monitor(
-                scorer,
-                every=chosen.every,
-                budget=chosen.budget,
-                contexts=chosen.contexts,
-                seed=chosen.seed,
-                tokenizer=tokenizer,
-                scopes=["trajectory"],
-            )
-            if chosen.out is not None:
-                self._logger = TetherLogger(chosen.out, tokenizer=tokenizer, about={"trainer": "verl"}, resume=True)
-        rows, self._rows = self._rows, []
+    def observe(self) -> dict[str, float]:
+        """Measure the remembered rows, once; returns the metrics for verl's log."""
+        rows, self._rows, metrics, self._failed = self._rows, [], self._failed, {}
+        if rows:
+            try:
+                metrics = self._measure(rows)
+            except FAILURES as failure:
+                metrics = self._fail(failure)
+        return metrics
+
+    def _fail(self, failure: Exception) -> dict[str, float]:
+        _LOG.warning("the probe failed at step %s, training goes on: %s", self._step, _cause(failure))
+        return {FAILED: 1.0}
+
+    def _measure(self, rows: list[SessionRow]) -> dict[str, float]:
+        monitor, tokenizer = self._begin(), self._trainer.tokenizer
         found = rows_as_generations(
             [each.row for each in rows],
             [each.session.uid for each in rows],
@@ -214,11 +285,48 @@ class VerlProbe:
             self._rule,
         )
         metrics = generation_metrics(found)
+        versions = [each.session.version for each in rows if each.session.version is not None]
+        if versions:
+            metrics[STALENESS] = float(np.mean([self._step - 1 - version for version in versions]))
         columns: dict[str, Any] = rollout_rows(found.groups)
         columns["successes"] = None
         work = 4 * sum(len(each.row.prompt_ids) + len(each.row.completion_ids) for each in rows)
-        self.health = self._monitor.observe(step, **columns, metrics=metrics, work=work)
-        record = step_record(step, metrics, self.health)
+        health = self.health = monitor.observe(self._step, **columns, metrics=metrics, work=work)
+        if metrics.get(STALENESS, 0.0) > 0 and health.information:
+            health.notes.append(
+                "the rollouts come from earlier weights than those of the actor, which scores them (an asynchronous trainer): information is that "
+                f"of the present policy on older reasoning; {STALENESS} is by how many versions"
+            )
+        record = step_record(self._step, metrics, health)
+        for note in record.notes:
+            self._tell(note)
         if self._logger is not None:
             self._logger.write(found, record)
-        return {f"tether/{name}": value for name, value in record.metrics.items()}
+        failed = any(values.get("failed") for values in health.metrics.values())
+        return {FAILED: float(failed), **{f"tether/{name}": value for name, value in record.metrics.items()}}
+
+    def _begin(self) -> Monitor:
+        """The monitor, made at the first step: the actor's workers are there by then."""
+        if self._monitor is None:
+            trainer, chosen, threshold = self._trainer, self._settings, self._trainer.config.trainer.v1.sampler.max_off_policy_threshold
+            if chosen.out is not None:
+                self._logger = TetherLogger(chosen.out, tokenizer=trainer.tokenizer, about={"trainer": "verl"}, resume=True)
+            rules = AlarmRules()
+            rules = rules.model_copy(update={"staleness": max(rules.staleness, threshold or math.inf)})  # what was asked for is no alarm
+            self._monitor = Monitor(
+                ActorScorer(trainer.actor_rollout_wg, trainer.config.actor_rollout_ref),
+                every=chosen.every,
+                budget=chosen.budget,
+                contexts=chosen.contexts,
+                seed=chosen.seed,
+                tokenizer=trainer.tokenizer,
+                scopes=["trajectory"],
+                rules=rules,
+            )
+        return self._monitor
+
+    def _tell(self, text: str) -> None:
+        """Say it once."""
+        if text not in self._told:
+            _LOG.warning(text)
+        self._told.add(text)

@@ -5,6 +5,9 @@
     +trainer.v1.sampler.sampler_kwargs.reward_variance_filtering.strategy=top_p
     +trainer.v1.sampler.sampler_kwargs.reward_variance_filtering.top_p=0.9
 
+verl gives a custom sampler neither `algorithm.filter_groups` (DAPO's filter, which samples again) nor `sync_refill_failed_groups`; this one takes both
+from the trainer's config, so they work as without it: what they leave is what Tether's filter ranks.
+
 verl samples a batch of finished groups; the filter ranks them by the rewards of their sessions, removes the dropped ones from the TransferQueue and
 hands on the rest. A shorter batch is padded by verl with rows of zero loss. verl cannot train on an empty batch: where the filter would keep nothing
 (no group varies), every group is kept and `tether/groups/nothing_kept` says so; GRPO's advantages are then zero by themselves. Validation is
@@ -22,7 +25,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from tether.algorithms.filters.group_filter import GroupFilter
 from tether.core.config import validate
 from tether.core.errors import BadInput, did_you_mean
-from tether.integrations.verl.probe import ProbeSettings, VerlProbe, read_rewards, read_rows, uid_of
+from tether.integrations.verl.probe import ProbeSettings, VerlProbe, read_rewards, uid_of
 
 _LOG = logging.getLogger(__name__)
 FILTER, PROBE = "reward_variance_filtering", "probe"
@@ -55,11 +58,37 @@ def filter_of(options: Mapping[str, Any] | None) -> GroupFilter | None:
     return validate(GroupFilter, asked, "filter")
 
 
+def _own_options(trainer: Any) -> dict[str, Any]:
+    """What verl's trainer gives its own samplers and not a custom one."""
+    if trainer is None:
+        return {}
+    metric = trainer._resolve_filter_groups_metric()
+    refill = bool(trainer.config.trainer.v1.sampler.get("sync_refill_failed_groups", False))
+    if metric is None and not refill:
+        return {}
+    return {
+        "filter_groups_metric": metric,
+        "sync_refill_failed_groups": refill,
+        "train_batch_size": trainer.config.data.train_batch_size,
+        "gen_batch_size": 1,  # so verl's data loader, too, where groups are replaced
+        "max_inflight_gen_batches": trainer.config.algorithm.filter_groups.get("max_inflight_gen_batches", 1) if metric else 1,
+    }
+
+
 class _Filtering:
     """What both samplers do after verl's own has chosen a batch."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    modes: tuple[str, ...]
+    """The values of `trainer_mode` that the sampler is for."""
+
+    def __init__(self, *args: Any, trainer_mode: str, **kwargs: Any) -> None:
+        if trainer_mode not in self.modes:
+            right = TetherReplayBuffer if trainer_mode in TetherReplayBuffer.modes else TetherReplayBufferAsync
+            raise BadInput(
+                f"{type(self).__name__} is not the sampler of trainer_mode '{trainer_mode}'; set custom_sampler.name={right.__name__}"
+            )
+        trainer = getattr(kwargs.get("refill_fn"), "__self__", None)
+        super().__init__(*args, **{"trainer_mode": trainer_mode, **_own_options(trainer), **kwargs})
         options = dict(getattr(self, "sampler_kwargs", None) or {})
         self.group_filter = filter_of(options.get(FILTER))
         self._ratios: list[float] = []
@@ -67,10 +96,9 @@ class _Filtering:
             raise BadInput(f"score {self.group_filter.score} is not known to verl's sampler; use one of the rewards, or length")
         self.probe: VerlProbe | None = None
         if options.get(PROBE) is not None:
-            trainer = getattr(kwargs.get("refill_fn"), "__self__", None)
             if trainer is None:
                 raise BadInput("the probe needs verl's trainer, which hands the sampler its refill_fn; this verl does not")
-            self.probe = VerlProbe(trainer, ProbeSettings(**dict(options[PROBE])))
+            self.probe = VerlProbe(trainer, validate(ProbeSettings, dict(options[PROBE]), PROBE))
             self.probe.attach()
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -79,7 +107,7 @@ class _Filtering:
         if partition_id == "val" or (self.group_filter is None and self.probe is None):
             return batch, metrics
         if self.probe is not None:
-            self.probe.remember(read_rows(batch))
+            self.probe.remember(global_steps, batch)
         if self.group_filter is None:
             return batch, metrics
         sessions = read_rewards(batch)
@@ -112,6 +140,10 @@ class _Filtering:
 class TetherReplayBuffer(_Filtering, ReplayBuffer):
     """The sampler of `trainer_mode: sync`."""
 
+    modes = ("sync",)
+
 
 class TetherReplayBufferAsync(_Filtering, ReplayBufferAsync):
     """The sampler of the asynchronous trainers."""
+
+    modes = ("colocate_async", "separate_async")
