@@ -42,12 +42,14 @@ BATCH_SIZES = (1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 """Of recorded steps; larger batches go up in steps of the last."""
 
 
-FEED_SIZES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
-"""Tokens of recorded feeds; larger ones keep the device busy while their kernels are launched."""
+FEED_SIZES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, PREFILL_TOKENS)
+"""Tokens of recorded feeds."""
+MOST_FED, MOST_PRODUCTS = 2048, 2e12
+"""Feeds beyond so many tokens are recorded up to so many tokens x weights of the layers; larger ones keep the device busy while they are launched."""
+MOST_TEXTS = 256
+"""That a recorded feed has room for."""
 MIXED_SIZES = (128, 256, 384, 512, 640, 768, 1024)
 """Tokens of feeds that a step with drafts takes in; larger ones take less time apart. Each is recorded for every number of rows."""
-MOST_RECORDED = max(*FEED_SIZES, *MIXED_SIZES)
-"""Tokens of any recorded feed."""
 MIXED_PER_ROW = 128
 """The most tokens of such a feed for each row of the step: the others seldom wait for so few rows."""
 TOKENS_PER_TEXT = 16
@@ -103,6 +105,9 @@ class PagedDecoder:
         self._mixed: dict[tuple[int, int, int, Sampling], tuple[list[Tensor], DecodeState, partial[None]]] = {}
         """The same steps with a feed: what is fed, what is sampled behind it."""
         self._open_call: _DraftCall | None = None
+        num_weights = sum(parameter.numel() for layer in backbone.layers for parameter in layer.module.parameters())
+        self._feed_sizes = [size for size in FEED_SIZES if size <= MOST_FED or size * num_weights <= MOST_PRODUCTS]
+        self._most_recorded = max(*self._feed_sizes, *MIXED_SIZES)
         self._parameters = list(backbone.model.parameters())  # to walk over the modules takes a millisecond
         self._addresses: list[int] = []
 
@@ -228,7 +233,7 @@ class PagedDecoder:
     def _feed(self, requests: Sequence[PrefillRequest]) -> Tensor:
         """One pass over the tokens of these requests; the logits behind the last token of each."""
         num_tokens, num_texts = sum(len(request.tokens) for request in requests), len(requests)
-        recorded = _feed_size(num_tokens, num_texts, FEED_SIZES)
+        recorded = _feed_size(num_tokens, num_texts, self._feed_sizes)
         size = recorded or (num_tokens, num_texts)
         inputs = self._feeds.inputs(requests, size)
         if recorded is None or self._device.type != "cuda":
@@ -238,7 +243,7 @@ class PagedDecoder:
     def _replayed(self, size: tuple[int, int], inputs: Sequence[Tensor]) -> Tensor:
         """The logits of a feed of a recorded size."""
         if size not in self._fed:
-            read = self._feeds.recorded(size, MOST_RECORDED)
+            read = self._feeds.recorded(size, self._most_recorded)
             self._fed[size] = (read, *self._pass.record(partial(self._pass.logits_of_feed, self._feeds.read(read, size))))
         read, graph, logits_BV = self._fed[size]
         _copy(inputs, read)
@@ -387,7 +392,7 @@ class PagedDecoder:
         state = call.state
         key = len(state.slots_B), state.most_each, size[0], _shape(call.sampling)
         if key not in self._mixed:
-            inputs = self._feeds.recorded(size, MOST_RECORDED)
+            inputs = self._feeds.recorded(size, self._most_recorded)
             fed = DecodeState(size[1], 1, self._device)
             step = partial(self._mixed_step, texts, state, self._feeds.read(inputs, size), fed, call.sampling)
             if self._device.type == "cuda":
@@ -461,7 +466,7 @@ def _parts(requests: Sequence[PrefillRequest]) -> list[list[PrefillRequest]]:
 def _feed_size(num_tokens: int, num_texts: int, sizes: Sequence[int]) -> tuple[int, int] | None:
     """Of these sizes the smallest that holds so many tokens and texts, with the texts it has room for; None where none does."""
     return next(
-        ((size, size // TOKENS_PER_TEXT) for size in sizes if num_tokens <= size and num_texts <= size // TOKENS_PER_TEXT),
+        ((size, texts) for size in sizes if num_tokens <= size and num_texts <= (texts := min(size // TOKENS_PER_TEXT, MOST_TEXTS))),
         None,
     )
 

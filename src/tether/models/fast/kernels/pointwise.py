@@ -23,8 +23,9 @@ from torch import Tensor
 
 from tether.models.fast.kernels.chaining import launch_options, wait_for_inputs
 
-BACKWARD_PROGRAMS = 264
-"""Two for each multiprocessor of the largest cards; each sums the weight's gradient over its share of the rows."""
+BACKWARD_PROGRAMS, BACKWARD_WIDTH = 264, 4096
+"""Two for each multiprocessor of the largest cards, for rows of this width, and more for narrower ones, each of which waits for its rows one after the
+other; a program sums the weight's gradient over its share of the rows."""
 
 
 @triton.jit
@@ -109,11 +110,11 @@ def norm_backward(grad: Tensor, carried: Tensor | None, x: Tensor, scale: Tensor
     """Gradients of the row that was normalised (plus what the residual stream carries back) and of the weight; all contiguous."""
     width = x.shape[-1]
     num_rows = x.numel() // width
-    programs = min(BACKWARD_PROGRAMS, num_rows)
+    block = triton.next_power_of_2(width)
+    programs = min(BACKWARD_PROGRAMS * max(1, BACKWARD_WIDTH // block), num_rows)
     rows_each = triton.cdiv(num_rows, programs)
     out = torch.empty_like(x)
     parts_PN = torch.empty(programs, width, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(width)
     _norm_backward[(programs,)](
         grad, x if carried is None else carried, x, scale, weight, out, parts_PN, num_rows, width, rows_each,
         HAS_CARRIED=carried is not None, BLOCK=block, num_warps=_warps(block),
