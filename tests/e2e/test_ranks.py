@@ -58,7 +58,7 @@ class Driver:
         from tether.models.load import load_model
 
         self.ranks, self.folder = _compare_ranks(), folder
-        self.ranks.KINDS["both"] = self.ranks.KINDS["filtered"] + " --also countdown"
+        self.ranks.KINDS["both"] = self.ranks.KINDS["filtered"] + " --also countdown rollout.prompt_memory.candidates=4"
         load_model("tiny", device="cpu")  # what a first load prepares is inherited by every rank
 
     def run(self, name: str, size: int, words: list[str], prepare: Callable[[int], None] = lambda rank: None) -> list[int]:

@@ -128,6 +128,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "env": {"options": {"max_turns": 1, "few_shot": 0}},
         "learner": {"learning_rate": 1e-4},
         "algorithm": {"name": "ppo", "kl_coef": 0.05, "kl_mode": "reward"},
+        "rollout": {"prompt_memory": {"candidates": 4}},
     },
     "ppo, shared head, its first step alone, last_k": {
         "algorithm": {"name": "ppo"},
@@ -144,7 +145,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "dapo"},
         "also": [{"name": "sokoban", "options": {"max_turns": 2}}],
         "filter": {"refill": 1, "score": "length", "strategy": "top_k", "keep": 0.5},
-        "rollout": {"context": "single_turn", "overlong_share": 1.0, "max_tokens": 32},
+        "rollout": {"context": "single_turn", "overlong_share": 1.0, "max_tokens": 32, "prompt_memory": {"candidates": 4}},
     },
 }
 

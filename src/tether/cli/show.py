@@ -112,6 +112,7 @@ def _outcome(success: bool | None) -> Text:
 
 def _print_episode(console: SafeConsole, run: "LiveRun", row: "IndexRow", alarms: Sequence[str]) -> None:
     from tether.runs.dashboard.pages import Words, episode_page
+    from tether.runs.schema import choice_words
 
     page = episode_page(run, Words([("key", row.key)]))
     shown = page["episodes"][0]
@@ -120,6 +121,8 @@ def _print_episode(console: SafeConsole, run: "LiveRun", row: "IndexRow", alarms
     facts = [f"return {_number(row.reward)}", f"ended by {visible(row.stop_reason.replace('_', ' '))}"]
     facts += ["kept" if row.kept else "not in an update", *(visible(f"alarm: {name.replace('_', ' ')}") for name in alarms)]
     console.print(Text(", ".join(facts), "dim"))
+    if choice := shown["record"].get("choice"):
+        console.print(Text(visible(choice_words(choice)), "dim"))
     if shown["record"].get("error"):
         console.print(Text(visible(str(shown["record"]["error"])), "red"))
     for turn in shown["record"]["turns"]:

@@ -240,6 +240,8 @@ class Group:
     """Those that an error of the environment or of the model's server ended, for the record."""
     env: str = ""
     """The environment played, as the run calls it."""
+    choice: dict[str, Any] = field(default_factory=dict)
+    """Which prompt it is and why it was chosen, in a run with prompt memory. Example: {"prompt": "row 17", "why": "new", "expected": 0.2}."""
 
     @property
     def rewards(self) -> list[float]:

@@ -26,7 +26,7 @@ from tether.core.errors import BadInput
 from tether.core.grammar import ACTION_SEPARATOR, ANSWER_CLOSE, FORMAT_RULE, read_actions
 from tether.core.seeding import derive_seed
 from tether.core.types import Exchanges, Observation, Step
-from tether.envs.dataset import Row
+from tether.envs.dataset import Pool, Row
 from tether.envs.splits import Finite
 from tether.envs.wording import EXAMPLE, PAPER, PLAIN, THINK_BRIEFLY, Example, replacement, unlike, with_example, with_worked
 
@@ -225,6 +225,12 @@ class TurnEnv(ABC, Generic[OptionsT]):
         return make.num_instances(self.options.split) if isinstance(make, Finite) else None
 
     @property
+    def instances_digest(self) -> str | None:
+        """A digest of those in the list, by which a resumed run knows that it is the same; None where there is no list."""
+        make = getattr(self, "_make", None)
+        return make.digest(self.options.split) if isinstance(make, Pool) else None
+
+    @property
     def instance(self) -> str | None:
         """The whole instance being played as text, for comparing instances; its hash decides the split. None where it is not exposed."""
         return None
@@ -238,6 +244,12 @@ class TurnEnv(ABC, Generic[OptionsT]):
     def categories(self) -> Mapping[str, str]:
         """What kind of instance is being played, for tables by category: {"subject": "Algebra", "level": "5"}. Empty where there are no kinds."""
         return {}
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """What a generated instance was made with, so few and coarse that instances with the same ones are about as hard: {"distance": "3"}. They
+        share a record of the prompt memory. Empty: it has none."""
+        return self.categories
 
     # --- the Env protocol ---
 

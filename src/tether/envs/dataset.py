@@ -7,6 +7,7 @@ one it cannot use: that is reported with file and line, or counted and skipped w
 
 import csv
 import gzip
+import hashlib
 import importlib.util
 import json
 import logging
@@ -15,7 +16,7 @@ import tomllib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
 from functools import lru_cache
 from importlib.resources import files
@@ -205,6 +206,13 @@ class Pool(Generic[InstanceT]):
         """How many rows the split has."""
         return len(self._pools[split])
 
+    def digest(self, split: Split) -> str:
+        """Of all that the rows of the split hold, in their order."""
+        found = hashlib.blake2b(digest_size=6)
+        for instance in self._pools[split]:
+            found.update(json.dumps([instance.fingerprint, instance], default=_held).encode())
+        return found.hexdigest()
+
     def __call__(self, seed: int, split: Split) -> InstanceT:
         pool = self._pools[split]
         if not pool:
@@ -212,6 +220,11 @@ class Pool(Generic[InstanceT]):
                 f"{self._env}: none of the {len(self)} rows of '{self._source}' is a {split} instance; use split=all, or a larger file"
             )
         return pool[seed % len(pool)]
+
+
+def _held(value: Any) -> Any:
+    """The fields of a record, for JSON; of anything else its type, as its text may hold an address in memory."""
+    return {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else type(value).__name__
 
 
 @lru_cache(maxsize=32)

@@ -94,16 +94,25 @@ def spread_groups(weights: Sequence[float], num_groups: int, offset: float) -> l
 
 
 def training_plan(
-    run: int, step: int, num_groups: int, group_size: int, first_group: int = 0, weights: Sequence[float] = SINGLE_ENV
+    run: int,
+    step: int,
+    num_groups: int,
+    group_size: int,
+    first_group: int = 0,
+    weights: Sequence[float] = SINGLE_ENV,
+    choose: Callable[[int, int], int] | None = None,
 ) -> list[EpisodeSeeds]:
     """The episodes of one training step: a group shares its instance; each member has its own env seed and sampling seed.
 
-    A further round of the same step continues counting from `first_group`, so no round repeats another's episodes.
+    A further round of the same step continues counting from `first_group`, so no round repeats another's episodes. `choose` gives the instance of
+    a group and the index of its environment (prompt_memory.py); without it instances are drawn.
     """
     env_indices = spread_groups(weights, num_groups, generator("mixture", run, step, first_group).random())
+    placed = list(enumerate(env_indices, start=first_group))
+    instances = {g: instance_seed(run, step, g) if choose is None else choose(g, env_index) for g, env_index in placed}
     return [
-        EpisodeSeeds(g, m, instance_seed(run, step, g), env_seed(run, step, g, m), sampling_seed(run, step, g, m), env_index)
-        for g, env_index in enumerate(env_indices, start=first_group)
+        EpisodeSeeds(g, m, instances[g], env_seed(run, step, g, m), sampling_seed(run, step, g, m), env_index)
+        for g, env_index in placed
         for m in range(group_size)
     ]
 

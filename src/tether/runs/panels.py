@@ -69,6 +69,8 @@ class Panel:
     series: tuple[Series, ...]
     percent: bool = False
     """The axis runs from 0% to 100%."""
+    optional: bool = False
+    """Of something that few runs do: left out, and not missed, where no run holds any of its series."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,11 @@ COST = _section(_PANELS["cost"])
 """Drawn from its timings."""
 AUDIT = _section(_PANELS["audit"])
 """Of an audit: drawn from its windows."""
+
+
+def shown_sections(sections: Sequence[Section], runs: Sequence[Sequence[StepRecord]]) -> list[Section]:
+    """The sections without the optional panels that these runs hold nothing of."""
+    return [Section(each.question, tuple(p for p in each.panels if not p.optional or drawn(p, runs))) for each in sections]
 
 
 def drawn(panel: Panel, runs: Sequence[Sequence[StepRecord]]) -> list[Series]:

@@ -17,7 +17,7 @@ from tether.runs.compare import compare_runs, evaluation_prompts
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS, panel_chart, plane_chart, run_colours
 from tether.runs.gradient_buckets import COLUMNS, GRADIENTS, Decomposition, decompositions, gradient_chart, reading, table
 from tether.runs.pages import write_page
-from tether.runs.panels import COST, SECTIONS, WORDS
+from tether.runs.panels import COST, SECTIONS, WORDS, shown_sections
 from tether.runs.reasoning_view import StepTemplates, sample_steps, template_views
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
@@ -53,7 +53,10 @@ def write_report(stores: Sequence[RunStore], out: Path, templates: Sequence[Sequ
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs compared",
         comparison=comparison,
         gradient_columns=list(COLUMNS.values()),
-        sections=[(section.question, [panel_chart(panel, stepped) for panel in section.panels]) for section in SECTIONS],
+        sections=[
+            (section.question, [panel_chart(panel, stepped) for panel in section.panels])
+            for section in shown_sections(SECTIONS, list(records.values()))
+        ],
         plane=plane_chart(stepped),
         cost=(COST.question, [panel_chart(panel, timed) for panel in COST.panels]),
         regimes=[(name, REGIME_TINTS[Regime(name)], meaning) for name, meaning in WORDS["regimes"].items()],

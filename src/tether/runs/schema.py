@@ -67,12 +67,15 @@ class StepRecord:
             raise BadInput(f"not a step record: {error!r}; expected the keys step and metrics") from error
 
 
-def trajectory_record(trajectory: Trajectory, step: int, split: str, kept: bool, placeholder: int = 0) -> dict[str, Any]:
+def trajectory_record(
+    trajectory: Trajectory, step: int, split: str, kept: bool, placeholder: int = 0, choice: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """One episode, ready for JSON; its pictures are files beside the record (images.py), which the caller hands to the store.
 
     Args:
         kept: whether the filter let its group into the update.
         placeholder: the model's own image token, which stands in the place of every patch.
+        choice: why its prompt was chosen (`Group.choice`).
     """
     return {
         "step": step,
@@ -87,6 +90,7 @@ def trajectory_record(trajectory: Trajectory, step: int, split: str, kept: bool,
         "error": trajectory.error,
         "measures": {name: _finite(value) for name, value in sorted(trajectory.measures.items())},
         "kept": kept,
+        **({"choice": dict(choice)} if choice else {}),
         "turns": [_turn_record(turn, placeholder) for turn in trajectory.turns],
     }
 
@@ -113,6 +117,24 @@ def _turn_record(turn: Turn, placeholder: int) -> dict[str, Any]:
         **({} if turn.trained else {"trained": False}),
         **({"images": [list(run) for run in images]} if images else {}),
     }
+
+
+def choice_words(choice: Mapping[str, Any]) -> str:
+    """Why a prompt was chosen, of an episode's record.
+
+    >>> choice_words({"prompt": "row 17", "why": "signal", "expected": 0.2136, "success": 0.5, "episodes": 32, "last": 12})
+    'row 17: chosen for its expected signal 0.214; 50% of 32 episodes solved, last played in step 12'
+    >>> choice_words({"prompt": "row 3", "why": "new", "expected": 0.1})
+    'row 3: chosen as a new prompt, expected signal 0.1'
+    """
+    reasons = {"signal": "chosen for its", "new": "chosen as a new prompt,", "explored": "explored,"}
+    try:
+        words = f"{choice['prompt']}: {reasons[choice['why']]} expected signal {choice['expected']:.3g}"
+        if "episodes" not in choice:
+            return words
+        return f"{words}; {choice['success']:.0%} of {choice['episodes']} episodes solved, last played in step {choice['last']}"
+    except (LookupError, TypeError, ValueError):  # of somebody else's file
+        return shortened(f"choice that cannot be read: {choice}", 200)
 
 
 def images_of(trajectories: Iterable[Trajectory]) -> list[Image]:

@@ -2,7 +2,7 @@
 
 Which weights sample which batch is fixed: the batch of step t is sampled with the weights after step t - 1 - max_staleness (those of the
 start where that is less than 0), never with "whatever is ready". So the same seed gives the same run, and a slow machine changes times only.
-What the filter is told (its share, the ratios of recent steps) is what is known when those weights are.
+What the filter is told (its share, the ratios of recent steps), and what prompts are chosen by, is what is known when those weights are.
 
 The weights are copied when their step ends, and published by the thread before it samples with them: the learner meanwhile changes its own.
 Batches that are sampled but not yet trained on belong to a checkpoint; a resumed run trains on them.
@@ -23,6 +23,7 @@ from tether.core.errors import CheckpointError
 from tether.core.images import Image
 from tether.core.protocols import AsyncEngine, EngineStatistics
 from tether.core.types import Group, Trajectory, Turn
+from tether.rollout.prompt_memory import PromptChooser, PromptMemory
 from tether.rollout.sampler import Sampler, check_resets, training_plan
 from tether.runs.schema import images_of
 from tether.training.batch import FilterInputs, Rollouts, SampledBatch, sample_batch, selected_again
@@ -50,8 +51,10 @@ class BatchAhead:
 class AsyncRollouts(Rollouts):
     """The batches of the next steps, sampled in order by one thread, with an engine that has weights of its own."""
 
-    def __init__(self, settings: RunSettings, sampler: Sampler, timer: StepTimer, callbacks: Callback) -> None:
-        super().__init__(settings, sampler, timer, callbacks)
+    def __init__(
+        self, settings: RunSettings, sampler: Sampler, timer: StepTimer, callbacks: Callback, prompt_memory: PromptMemory | None = None
+    ) -> None:
+        super().__init__(settings, sampler, timer, callbacks, prompt_memory)
         assert isinstance(sampler.engine, AsyncEngine)  # the settings allow no other
         self._engine, self._max_staleness, self._last_step = sampler.engine, settings.rollout.max_staleness, settings.steps
         self._batches: dict[int, Future[BatchAhead]] = {}
@@ -97,7 +100,7 @@ class AsyncRollouts(Rollouts):
         if missing:
             snapshot = self._engine.snapshot(step)
             for number in missing:
-                self._batches[number] = self._thread.submit(self._run, number, snapshot, inputs)
+                self._batches[number] = self._thread.submit(self._run, number, snapshot, inputs, self._chooser(number))
         for number in missing:
             if step > 0 and number < step + 1 + self._max_staleness:
                 self._callbacks.on_note(
@@ -122,15 +125,15 @@ class AsyncRollouts(Rollouts):
             future.exception()  # waits; what failed does not matter any more
         self._batches.clear()
 
-    def _run(self, step: int, snapshot: Any, inputs: FilterInputs) -> BatchAhead:
+    def _run(self, step: int, snapshot: Any, inputs: FilterInputs, choose: PromptChooser | None) -> BatchAhead:
         """The batch of a step, sampled in the thread, where nothing is measured or reported."""
         settings, sampler, statistics = self._settings, self._sampler, list[EngineStatistics]()
 
         def play(count: int, first: int) -> list[Group]:
-            plan = training_plan(settings.seed, step, count, settings.rollout.group_size, first, sampler.pool.weights)
+            plan = training_plan(settings.seed, step, count, settings.rollout.group_size, first, sampler.pool.weights, choose)
             groups = sampler.collect(plan, settings.sampling(), quiet=True)
             statistics.append(sampler.statistics)
-            return groups
+            return groups if choose is None else choose.marked(groups)
 
         if self._failure is not None:  # one batch failed: those after it would, too
             raise self._failure

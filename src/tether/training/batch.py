@@ -26,6 +26,7 @@ from tether.algorithms.filters.scores import sample_variance
 from tether.algorithms.filters.select import Selection, extreme_members, groups_to_sample, variance_weights
 from tether.core.types import Group
 from tether.diagnostics.summary import group_summary
+from tether.rollout.prompt_memory import PromptChooser, PromptMemory
 from tether.rollout.sampler import Sampler, check_resets, training_plan
 from tether.training.callbacks import Callback
 from tether.training.settings import RunSettings
@@ -87,8 +88,11 @@ class SampledBatch:
 class Rollouts:
     """Samples the batch of each step when the step begins, and gives the engine the weights after each update."""
 
-    def __init__(self, settings: RunSettings, sampler: Sampler, timer: StepTimer, callbacks: Callback) -> None:
+    def __init__(
+        self, settings: RunSettings, sampler: Sampler, timer: StepTimer, callbacks: Callback, prompt_memory: PromptMemory | None = None
+    ) -> None:
         self._settings, self._sampler, self._timer, self._callbacks = settings, sampler, timer, callbacks
+        self._prompt_memory = prompt_memory
 
     def begin(self, step: int, state: str | None) -> None:
         """Give the engine the weights of the last complete step: a server may hold others. `state`: of a checkpoint, what `state` gave."""
@@ -97,19 +101,24 @@ class Rollouts:
     def sample(self, step: int, inputs: FilterInputs) -> SampledBatch:
         """Play new prompts until the filter has its batch."""
         settings, sampler, timer = self._settings, self._sampler, self._timer
+        choose = self._chooser(step)
 
         def play(count: int, first: int) -> list[Group]:
-            plan = training_plan(settings.seed, step, count, settings.rollout.group_size, first, sampler.pool.weights)
+            plan = training_plan(settings.seed, step, count, settings.rollout.group_size, first, sampler.pool.weights, choose)
             with timer.stage("rollout"):
                 groups = sampler.collect(plan, settings.sampling())
             timer.count_engine(sampler.statistics)
-            return groups
+            return groups if choose is None else choose.marked(groups)
 
         with timer.stage("select"):  # less the rollouts in it
             sampled = sample_batch(play, settings.rollout.num_groups, inputs.rules(settings.filter), inputs.ratios)
         check_resets(sampled.groups, f"step {step}")
         timer.count_rollout(sampled.groups)
         return sampled
+
+    def _chooser(self, step: int) -> PromptChooser | None:
+        """Of the prompts of a step, by what is known of them now."""
+        return None if self._prompt_memory is None else self._prompt_memory.chooser(step)
 
     def prefetch(self, step: int, inputs: FilterInputs) -> None:
         """A step is complete: sample ahead what its weights are for."""

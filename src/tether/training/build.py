@@ -36,7 +36,8 @@ from tether.rollout.engines.vllm_server import VllmOptions
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.gateway.agents import find_agent
 from tether.rollout.gateway.player import AgentPlayer, AgentRules
-from tether.rollout.sampler import EnvSpec, Sampler
+from tether.rollout.prompt_memory import PromptMemory
+from tether.rollout.sampler import AGENT, EnvSpec, Sampler
 from tether.training.callbacks import Callback
 from tether.training.checkpoint import load_checkpoint
 from tether.training.disk import DiskPlan, plan_disk
@@ -265,6 +266,17 @@ def env_specs(environments: Sequence[EnvSettings], player: AgentPlayer | None = 
         return partial(placement.workers, name) if placement is not None and placement.is_placed(name) else None
 
     return [EnvSpec(env.name, env.options, env.step_timeout, env.weight, workers(env.name), player) for env in environments]
+
+
+def build_prompt_memory(settings: RunSettings) -> PromptMemory | None:
+    """What remembers the prompts of a run, where it is to; refused before a model is loaded where there is nothing to remember."""
+    chosen = settings.rollout.prompt_memory
+    if not chosen.candidates:
+        return None
+    envs = {
+        AGENT if settings.agent.is_given else EnvSpec(env.name).label: make_env(env.name, **env.options) for env in settings.environments()
+    }
+    return PromptMemory(chosen, settings.seed, envs)
 
 
 def compute_dtype(settings: TrainedModel) -> str:

@@ -219,6 +219,8 @@ class RunState(NamedTuple):
     alarm_actions: dict[str, Any]
     batches_ahead: str | None
     """Batches that had been sampled for the next steps, of a run with asynchronous rollouts."""
+    prompt_memory: dict[str, Any] | None
+    """Of a run with one."""
 
 
 def last_checkpoint(store: RunStore) -> Path | None:
@@ -240,7 +242,8 @@ def restore(checkpoint: Path, ranks: Ranks) -> RunState:
         raise CheckpointError(
             f"checkpoint '{checkpoint}' holds no state of {', '.join(missing)}: another version of tether wrote it; resume with that version"
         )
-    return RunState(int(saved["step"]), saved["learner"], saved["monitor"], saved["alarm_actions"], saved.get("batches_ahead"))
+    always = saved["learner"], saved["monitor"], saved["alarm_actions"]
+    return RunState(int(saved["step"]), *always, saved.get("batches_ahead"), saved.get("prompt_memory"))
 
 
 @contextmanager

@@ -67,9 +67,9 @@ def write_record(run: Run, record: StepRecord) -> StepRecord:
 def write_trajectories(run: Run, step: int, split: str, groups: Sequence[Group], kept: set[Hashable]) -> None:
     """Write down every episode of these groups; `kept` are the groups that are trained on."""
     if run.store.writes:
-        played = [(t, group.index in kept and not t.error) for group in groups for t in (*group.trajectories, *group.errored)]
+        played = [(t, group) for group in groups for t in (*group.trajectories, *group.errored)]
         placeholder = run.learner.policy.placeholder_id
-        records = [trajectory_record(t, step, split, is_kept, placeholder) for t, is_kept in played]
+        records = [trajectory_record(t, step, split, g.index in kept and not t.error, placeholder, g.choice) for t, g in played]
         run.store.append_trajectories(records, images=images_of(t for t, _ in played))
 
 

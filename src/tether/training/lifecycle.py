@@ -13,6 +13,7 @@ from tether.core.errors import EngineUnavailable, EnvironmentFailure, OutOfMemor
 from tether.models.fast_path import fast_path_report
 from tether.models.hardware import device_name
 from tether.models.policy import Policy
+from tether.rollout.prompt_memory import PromptMemory
 from tether.runs.checkpoints import newest_checkpoint
 from tether.runs.schema import StepRecord
 from tether.runs.verdict import every_episode_failed
@@ -32,6 +33,7 @@ class WholeRun(Run, Protocol):
     disk: DiskPlan | None
     start_timer: StartTimer
     alarm_actions: AlarmActions
+    prompt_memory: PromptMemory | None
     hooks: Sequence[Hook]
     whole: bool
     """The weights are those of `step`. A second Ctrl-C can interrupt an update; such weights must not be saved."""
@@ -44,6 +46,8 @@ def resume(run: WholeRun, checkpoint: Path) -> str | None:
         run.learner.restore(state.learner)
         run.monitor.restore(state.monitor)
         run.alarm_actions.restore(state.alarm_actions)
+    if run.prompt_memory is not None and state.prompt_memory is not None:
+        run.prompt_memory.restore(state.prompt_memory)
     run.step = state.step
     return state.batches_ahead
 

@@ -15,7 +15,7 @@ from tether.training import lifecycle, stages
 from tether.training.alarm_actions import AlarmActions
 from tether.training.async_rollouts import AsyncRollouts
 from tether.training.batch import Rollouts
-from tether.training.build import build
+from tether.training.build import build, build_prompt_memory
 from tether.training.callbacks import Callback, CallbackList
 from tether.training.checkpoint import last_checkpoint
 from tether.training.distributed.ranks import Ranks
@@ -43,6 +43,7 @@ class Trainer:
         self.start_timer = start or StartTimer()
         seed_everything(settings.seed)
         checkpoint = self.ranks.broadcast_object(lambda: last_checkpoint(store))
+        self.prompt_memory = self.ranks.barrier(lambda: build_prompt_memory(settings))
         sampling_ranks = self.ranks.subgroup() if settings.rollout.max_staleness else self.ranks
         built = self.ranks.barrier(
             lambda: build(settings, checkpoint, self.callbacks, self.start_timer, store.folder, self.ranks, sampling_ranks)
@@ -53,7 +54,8 @@ class Trainer:
         background = self.plan is None or self.plan.background
         moments = settings.checkpoint.moments or (self.disk.moments if self.disk is not None else "float32")
         self.saver = CheckpointSaver(store, self.learner, self.timer, self.callbacks, settings, background=background, moments=moments)
-        self.rollouts = (AsyncRollouts if settings.rollout.max_staleness else Rollouts)(settings, self.sampler, self.timer, self.callbacks)
+        rollouts = AsyncRollouts if settings.rollout.max_staleness else Rollouts
+        self.rollouts = rollouts(settings, self.sampler, self.timer, self.callbacks, self.prompt_memory)
         self.alarm_actions = AlarmActions(settings)
         self.hooks: Sequence[Hook] = (Checkpoints(), Evaluations(), BestCheckpoint(), Trackers(), EarlyStop(self.alarm_actions))
         self.step, self.whole, batches_ahead = 0, True, None
@@ -100,4 +102,6 @@ class Trainer:
         """Write a checkpoint of the last complete step, from a copy that is taken now; it is in its place after `saver.finish`."""
         if self.saver.saved_step != self.step:  # a step's checkpoint holds the same, whatever asked for it
             state = {"monitor": self.monitor_state, "alarm_actions": self.alarm_actions.state(), **self.rollouts.state(self.step)}
+            if self.prompt_memory is not None:
+                state["prompt_memory"] = self.prompt_memory.state()
             self.saver.save(self.step, state)

@@ -20,6 +20,7 @@ from tether.diagnostics.settings import Action, AlarmSettings, DiagnosisSettings
 from tether.envs.registry import ENVIRONMENTS, check_name
 from tether.models.catalog import SHIPPED, TRAINED_WORDING
 from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS, engine_entry
+from tether.rollout.prompt_memory import PromptMemorySettings
 from tether.runs.trackers import TRACKERS
 from tether.training.synonyms import WORDS
 
@@ -158,6 +159,7 @@ class RolloutSettings(Settings):
     """The last part of `max_tokens`, as a share, in which a response is punished for its length; 0 turns it off."""
     overlong_penalty: Annotated[float, Field(ge=0)] = 1.0
     """The punishment at the full length."""
+    prompt_memory: PromptMemorySettings = PromptMemorySettings()
 
     @field_validator("engine")
     @classmethod
@@ -415,6 +417,11 @@ class RunSettings(Settings):
             raise ValueError(
                 f"rollout.group_size is {self.rollout.group_size} but filter.score is '{self.filter.score}', which needs at least 2 "
                 "trajectories per prompt; raise group_size or set filter.strategy=all with filter.include_zero=true"
+            )
+        if self.rollout.prompt_memory.candidates and self.rollout.group_size < 2:
+            raise ValueError(
+                f"rollout.group_size is {self.rollout.group_size}, and rollout.prompt_memory needs at least 2 trajectories per prompt to see a "
+                "variance; raise group_size or set rollout.prompt_memory.candidates=0"
             )
         return self
 

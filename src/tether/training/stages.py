@@ -26,6 +26,7 @@ from tether.models.hardware import memory_boundary
 from tether.models.policy import Policy
 from tether.rollout.engines.connection import default_tolerance
 from tether.rollout.pack import pack
+from tether.rollout.prompt_memory import PromptMemory
 from tether.rollout.sampler import error_note, training_plan
 from tether.runs.causes import CauseKind, find_causes
 from tether.runs.schema import StepRecord
@@ -51,6 +52,7 @@ class TrainedRun(Run, Protocol):
     algorithm: Algorithm
     estimator: AdvantageEstimator
     alarm_actions: AlarmActions
+    prompt_memory: PromptMemory | None
     monitor_state: dict[str, Any]
     """Of the last complete step: an interrupted step may already have observed."""
     notes: list[str]
@@ -254,6 +256,8 @@ def record(run: TrainedRun, step: int, sampled: SampledBatch, batch: Batch, upda
     metrics = StepMetrics()
     metrics.put("groups", {**sampled.metrics(int(batch.loss_mask_BT.sum())), "keep": sampled.keep})
     metrics.put("update", update)
+    if run.prompt_memory is not None:
+        metrics.put("prompts", run.prompt_memory.metrics(sampled.groups))
     for section, values in health.metrics.items():
         metrics.put(section, values)
     notes, run.notes = run.notes, []
@@ -274,6 +278,8 @@ def record(run: TrainedRun, step: int, sampled: SampledBatch, batch: Batch, upda
         write_trajectories(run, step, "train", sampled.groups, sampled.kept_ids)
         record = write_record(run, record)
     run.step, run.monitor_state = step, run.monitor.state()
+    if run.prompt_memory is not None:
+        run.prompt_memory.observe(step, sampled.groups)
     return record
 
 

@@ -4,7 +4,7 @@ By default one answer decides. With more turns, a wrong answer gets the reason a
 has a reward, so that failing first never pays more than solving at once. There is no randomness in an episode: `env_seed` changes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,7 +14,7 @@ from tether.core.enums import Split
 from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.countdown import prompt
 from tether.envs.countdown.expression import ExpressionResult, Use, check_answer
-from tether.envs.countdown.generator import MAX_NUMBERS, Generator, Puzzle, RandomPuzzle, load, read_puzzle
+from tether.envs.countdown.generator import MAX_NUMBERS, OPERATIONS, Generator, Puzzle, RandomPuzzle, load, read_puzzle
 from tether.envs.countdown.prompt import puzzle_text
 from tether.envs.dataset import BadRows
 from tether.envs.wording import Example, draw_examples
@@ -125,6 +125,11 @@ class Countdown(TextEnv[CountdownOptions]):
     @property
     def instance(self) -> str:
         return self.puzzle.fingerprint
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        used = "".join(symbol for symbol in OPERATIONS if symbol in (self.puzzle.solution or ""))
+        return {"numbers": str(len(self.puzzle.numbers)), "operations": used}
 
     @property
     def task(self) -> str:

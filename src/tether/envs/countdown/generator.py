@@ -22,7 +22,7 @@ from tether.envs.splits import draw
 
 Generator = Callable[[int, Split], "Puzzle"]
 
-_OPERATIONS = "+-*/"
+OPERATIONS = "+-*/"
 _SLACK = 10
 """A value that will be taken apart further may be so many times the largest number: 47 = 940 / 20 = (94 * 10) / (79 - 59)."""
 
@@ -106,7 +106,7 @@ def _take_apart(rng: random.Random, value: int, limit: int, largest: int) -> tup
     What is subtracted or divided by is at most `largest`, the largest number of a puzzle.
     """
     first = int(rng.random() * 4)
-    for symbol in _OPERATIONS[first:] + _OPERATIONS[:first]:
+    for symbol in OPERATIONS[first:] + OPERATIONS[:first]:
         if symbol == "+" and 2 <= value <= 2 * limit:
             left = _between(rng, max(1, value - limit), min(limit, value - 1))
             return left, "+", value - left

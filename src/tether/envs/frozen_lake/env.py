@@ -8,7 +8,7 @@ on the size of the board only (holes and goal merely end the episode). So the ta
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -21,7 +21,7 @@ from tether.core.errors import MissingDependency
 from tether.core.images import Pixels
 from tether.envs.base import ActionEnv
 from tether.envs.frozen_lake import prompt
-from tether.envs.frozen_lake.generator import ACTIONS, Generator, Lake, RandomLake
+from tether.envs.frozen_lake.generator import ACTIONS, Generator, Lake, RandomLake, shortest_walk
 from tether.envs.grid_image import PictureOptions, Tiles
 from tether.envs.wording import Example, draw_examples
 
@@ -133,6 +133,12 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
     @property
     def instance(self) -> str:
         return self.lake.fingerprint
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        tiles, size = self.lake.tiles, self.lake.size
+        walk = shortest_walk(tiles, size, tiles.index("S"), tiles.index("G"))
+        return {"size": str(size), "distance": str(len(walk))}
 
     def state_text(self) -> str:
         return prompt.state_text(self.lake, self.player, self.options.observation)

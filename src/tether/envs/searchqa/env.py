@@ -5,6 +5,7 @@ server). Both are shared by all environments with the same options. A retriever 
 reason, because a failure that looks like an empty search would mislead the agent.
 """
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -184,6 +185,10 @@ class SearchQA(TextEnv[SearchQAOptions]):
     @property
     def instance(self) -> str:
         return self.question.fingerprint
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        return {"kind": self.question.kind} if self.question.kind else {}
 
     @property
     def reply_tags(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from tether.envs.base import ActionEnv
 from tether.envs.dataset import Row
 from tether.envs.grid_image import PictureOptions, Tiles
 from tether.envs.sokoban import prompt
-from tether.envs.sokoban.generator import Generator, ReversePlay
+from tether.envs.sokoban.generator import Generator, ReversePlay, push_distance
 from tether.envs.sokoban.levels import Level, file_levels, level_rows, move, read_level
 from tether.envs.sokoban.solver import ACTIONS, action_budget, warn_if_short
 from tether.envs.wording import Example, draw_examples
@@ -157,6 +157,12 @@ class Sokoban(ActionEnv[SokobanOptions]):
     def categories(self) -> Mapping[str, str]:
         """The boxes of a level from a file; generated levels all have the same number."""
         return {} if self.options.levels is None else {"boxes": str(self.level.boxes.bit_count())}
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        level = self.level
+        pushes = push_distance(level.boxes, level.targets, level.width)
+        return {"size": f"{level.height} x {level.width}", "boxes": str(level.boxes.bit_count()), "pushes": str(pushes)}
 
     def state_text(self) -> str:
         return prompt.state_text(self.level, self.boxes, self.player, self.options.observation)

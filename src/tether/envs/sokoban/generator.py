@@ -104,7 +104,7 @@ class ReversePlay:
             reach = flood(1 << player, floor & ~boxes, self.width)
             if boxes & targets:
                 continue
-            distance = self._distance(boxes, targets)
+            distance = push_distance(boxes, targets, self.width)
             if distance > best:
                 best, kept = distance, (boxes, player, moves)
                 if best >= wanted:
@@ -126,16 +126,6 @@ class ReversePlay:
             choices = [(box, delta) for delta, movable in ways if movable for box in bits(movable)]
         return choices[int(rng.random() * len(choices))] if choices else None
 
-    def _distance(self, boxes: int, targets: int) -> int:
-        """At least so many pushes are needed: each box must reach some target."""
-        width = self.width
-        homes = [divmod(target, width) for target in bits(targets)]
-        total = 0
-        for box in bits(boxes):
-            row, column = divmod(box, width)
-            total += min(abs(row - home_row) + abs(column - home_column) for home_row, home_column in homes)
-        return total
-
 
 def _near(cell: int, most: int, free: int, width: int) -> int:
     """The cells that at most so many steps lead to."""
@@ -155,3 +145,13 @@ def _steps(start: int, goal: int, free: int, width: int) -> int:
         reach = (reach | reach << 1 | reach >> 1 | reach << width | reach >> width) & free
         steps += 1
     return steps
+
+
+def push_distance(boxes: int, targets: int, width: int) -> int:
+    """At least so many pushes are needed: each box must reach some target."""
+    homes = [divmod(target, width) for target in bits(targets)]
+    total = 0
+    for box in bits(boxes):
+        row, column = divmod(box, width)
+        total += min(abs(row - home_row) + abs(column - home_column) for home_row, home_column in homes)
+    return total

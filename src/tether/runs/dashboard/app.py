@@ -39,6 +39,7 @@ from tether.runs.figures import REGIME_TINTS, RUN_COLOURS
 from tether.runs.files import as_written
 from tether.runs.images import image_size, read_png
 from tether.runs.pages import template_environment
+from tether.runs.schema import choice_words
 from tether.runs.verdict import number
 
 if TYPE_CHECKING:
@@ -243,6 +244,7 @@ def _renderer() -> Callable[..., str]:
     environment = template_environment("dashboard/templates")
     environment.filters["number"] = lambda value: "—" if value is None else number(value)
     environment.filters["percent"] = lambda value: "—" if value is None else f"{value:.0%}"
+    environment.filters["choice"] = choice_words
     environment.filters["words"] = lambda text: str(text).replace("_", " ")
     environment.globals["address"] = _address
     environment.globals["version"] = __version__

@@ -16,6 +16,7 @@ from tether.runs.gradient_buckets import COLUMNS, GRADIENTS, decompositions, rea
 from tether.runs.images import named
 from tether.runs.index import ORDERS, TRAJECTORIES
 from tether.runs.pages import moment
+from tether.runs.panels import shown_sections
 from tether.runs.reasoning_view import StepTemplates, episode_view, template_views
 from tether.runs.schema import StepRecord
 from tether.runs.store import METRICS
@@ -169,12 +170,17 @@ def run_page(run: LiveRun) -> dict[str, Any]:
         "tiles": run.once("tiles", (METRICS,), lambda: tiles(records)) if records else [],
         "alarms": run.once("alarms", (METRICS,), lambda: alarm_history(records)),
         "num_records": len(records),
-        "sections": [(section.question, [(panel.key, panel.title) for panel in section.panels]) for section in PAGE_SECTIONS],
+        "sections": _sections([records]),
         "notes": [(record.step, note) for record in reversed(records) for note in record.notes][:MOST_NOTES],
         "machine": [words for words in (machine_words(run.machine()), *fast_path_words(run.machine())) if words],
         "ending": run.finished(),
         "settings": [(name, shown(value)) for name, value in flattened(run.config()).items()],
     }
+
+
+def _sections(runs: Sequence[Sequence[StepRecord]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The questions of a page, with key and title of each chart."""
+    return [(each.question, [(panel.key, panel.title) for panel in each.panels]) for each in shown_sections(PAGE_SECTIONS, runs)]
 
 
 def trajectories_page(run: LiveRun, words: Words) -> dict[str, Any]:
@@ -304,7 +310,7 @@ def compare_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
         "comparison": compare_runs(
             {short: run.config() for short, run in shorts.items()}, records, lambda short: shorts[short].evaluation_prompts()
         ),
-        "sections": [(section.question, [(panel.key, panel.title) for panel in section.panels]) for section in PAGE_SECTIONS],
+        "sections": _sections(list(records.values())),
     }
 
 
