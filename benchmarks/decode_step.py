@@ -19,6 +19,7 @@ from tether.core.seeding import generator
 from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.decoding.paged import BATCH_SIZES, DRAFT_ROUNDS, PagedDecoder
 from tether.models.fast.decoding.protocol import DraftPlan, PrefillRequest
+from tether.models.fast.float8 import Float8Mlps
 from tether.models.policy import probe_backbone
 
 SAMPLING = Sampling(1.0, 64)
@@ -32,6 +33,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 32, 64, 128], choices=BATCH_SIZES, help="sizes of a batch")
     parser.add_argument("--positions", type=int, default=700, help="that every row holds")
     parser.add_argument("--drafts", type=int, nargs="*", default=[1, 3, 7], help="tokens of a draft; none: leave drafts out")
+    parser.add_argument("--precision", choices=["fp8"], default=None, help="rollout.precision; the model's own if not given")
     add_json_option(parser)
     args = parser.parse_args(given)
     if not torch.cuda.is_available():
@@ -40,7 +42,7 @@ def main(given: list[str] | None = None) -> None:
     backbone, reason = probe_backbone(model, 2 * args.positions)
     if backbone is None:
         raise SystemExit(f"'{args.model}' is computed by its own code: {reason}")
-    decoder = filled_decoder(backbone, max(args.rows), args.positions)
+    decoder = filled_decoder(backbone, max(args.rows), args.positions, float8=args.precision is not None)
     rows: list[Row] = []
     for by_kernels in sorted({False, backbone.few_by_kernels}):
         backbone.few_by_kernels = by_kernels
@@ -55,9 +57,10 @@ def main(given: list[str] | None = None) -> None:
     publish(rows, args.json)
 
 
-def filled_decoder(backbone: LlamaBackbone, num_rows: int, positions: int) -> PagedDecoder:
+def filled_decoder(backbone: LlamaBackbone, num_rows: int, positions: int, *, float8: bool = False) -> PagedDecoder:
     """With so many rows of random tokens."""
-    decoder = PagedDecoder(backbone, backbone.model.get_output_embeddings(), num_rows, positions + 64, 32 << 30)
+    copied = Float8Mlps(backbone.layers).layers if float8 else None
+    decoder = PagedDecoder(backbone, backbone.model.get_output_embeddings(), num_rows, positions + 64, 32 << 30, copied)
     if not decoder.reserve(dict.fromkeys(range(num_rows), positions + 64)):
         raise SystemExit(f"{num_rows} rows of {positions} positions do not fit into 32 GB of cache")
     random = generator("decode_step")

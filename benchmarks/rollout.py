@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = loaded.model
     machine, size, kind = measure_machine(model), size_of(model), precision(model)
     vocabulary = int(model.config.vocab_size)
-    ours = _ours(model, loaded.tokenizer, work, options.repeats, options.cache_gb)
+    ours = _ours(model, loaded.tokenizer, work, options)
     sampled, turns = num_sampled(ours.groups), sum(len(t.turns) for group in ours.groups for t in group.trajectories)
     floor = rollout_floor(ours.groups, size, machine)
     best = floor.prefill + floor.decode
@@ -116,6 +116,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--peer-tokens", type=int, default=None, help="tokens a turn to time generate on; all if not given, 0 leaves it out"
     )
     parser.add_argument("--cache-gb", type=float, default=None, help="rollout.cache_gb; if not given, half of the memory that is free")
+    parser.add_argument("--precision", choices=["fp8"], default=None, help="rollout.precision; the model's own if not given")
     parser.add_argument("--vllm-python", default=None, help="Python of an environment that has vLLM; 'none' leaves it out")
     add_json_option(parser)
     options = parser.parse_args(arguments)
@@ -134,11 +135,11 @@ def _titled(model: str, machine: str, kind: str, work: Conversations, row: Row) 
     return {"model": model, "device, precision": f"{machine}, {kind}", "workload": str(work), **row}
 
 
-def _ours(model: Any, tokenizer: Any, work: Conversations, repeats: int, cache_gb: float | None) -> Ours:
+def _ours(model: Any, tokenizer: Any, work: Conversations, options: argparse.Namespace) -> Ours:
     """Play the conversations: once with a new engine, then again with other words, then with responses of one token."""
-    device, vocabulary = model.device, int(model.config.vocab_size)
+    device, vocabulary, repeats = model.device, int(model.config.vocab_size), options.repeats
     forget_peak(device)
-    building, engine = timed(device, lambda: engine_for(model, tokenizer, work, cache_gb))
+    building, engine = timed(device, lambda: engine_for(model, tokenizer, work, options.cache_gb, options.precision))
 
     def play(max_tokens: int, run: int) -> list[Group]:
         conversations = make_conversations(work, vocabulary, run)

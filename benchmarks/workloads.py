@@ -8,7 +8,7 @@ vocabulary is larger than its tokenizer's, draws it once in a vocabulary's worth
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from shapes import Machine, ModelSize, seen_by
@@ -129,13 +129,16 @@ class EndlessPolicy(Policy):
         return (int(self.tokenizer.eos_token_id),)
 
 
-def engine_for(model: Any, tokenizer: Any, work: Conversations, cache_gb: float | None = None) -> NativeEngine:
+def engine_for(
+    model: Any, tokenizer: Any, work: Conversations, cache_gb: float | None = None, precision: Literal["fp8"] | None = None
+) -> NativeEngine:
     """An engine as a run builds it, with a row for every conversation and a tokenizer that ends none."""
     limit = int(model.config.max_position_embeddings)
     if work.longest > limit:
         raise SystemExit(f"conversations of {work.longest} tokens ({work}) are longer than the model's {limit}; shorten them")
     longest = min(max(work.longest, RolloutSettings().max_context), limit)
-    return NativeEngine(EndlessPolicy(model, endless(tokenizer)), max_rows=work.rows, max_context=longest, cache_gb=cache_gb)
+    policy = EndlessPolicy(model, endless(tokenizer))
+    return NativeEngine(policy, max_rows=work.rows, max_context=longest, cache_gb=cache_gb, precision=precision)
 
 
 def num_sampled(groups: Sequence[Group]) -> int:

@@ -25,3 +25,19 @@ def test_a_short_run_on_a_gpu(algo: str, gpu: str, tmp_path: Path) -> None:
     assert update["update/num_updates"] >= 1 and update["update/nonfinite"] == 0
     assert update["update/mismatch"] < 0.05, "sampler and learner compute in bfloat16, by other kernels"
     assert math.isfinite(update["update/kl_reference"])
+
+
+def test_a_short_run_with_rollouts_in_float8(gpu: str, tmp_path: Path) -> None:
+    """The copy is refreshed after every update, the correction is on, and the difference stays one of rounding."""
+    run = tether.train(
+        "frozen_lake",
+        steps=3,
+        out=tmp_path / "run",
+        model={"name": "tiny", "device": gpu},
+        rollout={"num_groups": 4, "group_size": 4, "speculative_tokens": 4, "precision": "fp8"},
+        evaluation={"prompts": 8},
+        filter={"strategy": "all"},
+    )
+    assert run.settings.algorithm.importance_cap == 2.0
+    for record in run.records[1:]:
+        assert 0.002 < record.metrics["update/mismatch"] < 0.1, "bfloat16 alone is below, stale or wrong weights above"

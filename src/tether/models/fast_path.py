@@ -1,19 +1,26 @@
 """What serves a model: `decoder_for`, the paged decoder for the Llama family on a CUDA device, contiguous rows for everything else; and
 `fast_path_report`, which parts of the fast path serve it, and why a slow way was chosen where one was."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import nn
 
 from tether.core.errors import BadInput
+from tether.models.fast.backbone import FeedForward
 from tether.models.fast.decoding.contiguous import ContiguousDecoder
 from tether.models.fast.decoding.protocol import Decoder
 from tether.models.fast.decoding.rows import decodes_with_cache, position_bytes
+from tether.models.fast.layers import has_linear_mlp
 from tether.models.fast.packed_attention import packed_kernel
-from tether.models.hardware import available_memory
+from tether.models.hardware import available_memory, device_name
 from tether.models.policy import Policy
 from tether.models.scoring.local import scorer_for
+
+if TYPE_CHECKING:
+    from tether.models.fast.float8 import Float8Mlps
 
 DecoderName = Literal["paged", "contiguous", "generic", "none"]
 """paged: kernels over a paged cache (CUDA). contiguous: the family's forward pass over rows. generic: the module's own code. none: no cache fits."""
@@ -24,6 +31,7 @@ ScorerName = Literal["shared", "copied", "whole"]
 Head = Literal["linear, fused log-probs", "module's own"]
 PARTS = ("decoder", "learner_attention", "scorer", "head")
 
+FLOAT8_CAPABILITY = (8, 9)
 MEMORY_SHARE = 0.5
 """What the cache takes of the memory that is free, unless configured."""
 
@@ -72,7 +80,37 @@ class DecoderChoice:
         head = self._policy.module.get_output_embeddings()
         return head if self._backbone is not None and self._policy.device.type == "cuda" and type(head) is nn.Linear else None
 
-    def make(self, num_slots: int, most_positions: int | None, budget: int | None) -> Decoder:
+    def check_float8(self) -> None:
+        """BadInput where the device or the model cannot be decoded in float8."""
+        device, backbone = self._policy.device, self._backbone
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
+            reason, remedy = (
+                f"the device is {device_name(device)}",
+                "it needs a GPU of compute capability 8.9 or newer, such as an L4, H100 or H200",
+            )
+        elif backbone is None or self._paged_head is None:
+            reason, remedy = self.reason, "only models of the fast path are decoded in float8"
+        elif backbone.through_modules:
+            reason, remedy = "fsdp divides the weights", "set learner.sharding=zero1"
+        elif self._policy.dtype != torch.bfloat16:
+            reason, remedy = f"the model computes in {str(self._policy.dtype).removeprefix('torch.')}", "set model.dtype=bfloat16"
+        elif not all(has_linear_mlp(layer) for layer in backbone.layers):
+            reason, remedy = "an MLP is more than linear layers without bias, or its width is no multiple of 16", "take another model"
+        else:
+            return
+        raise BadInput(f"rollout.precision is fp8, but {reason}; {remedy}, or leave rollout.precision out")
+
+    def float8(self) -> "Float8Mlps":
+        """A copy of the MLPs in float8, for `make`."""
+        from tether.models.fast.float8 import Float8Mlps  # its kernels are for CUDA alone
+        from tether.models.fast.kernels.warm_up import warm_up_float8
+
+        assert self._backbone is not None  # check_float8
+        copied = Float8Mlps(self._backbone.layers)
+        warm_up_float8(self._backbone, copied.layers[0])
+        return copied
+
+    def make(self, num_slots: int, most_positions: int | None, budget: int | None, float8: Sequence[FeedForward] | None = None) -> Decoder:
         """A decoder of so many slots whose cache stays within a budget in bytes; None: half of the memory that is free."""
         policy = self._policy
         if budget is None and (free := available_memory(policy.device)) is not None:
@@ -82,7 +120,9 @@ class DecoderChoice:
         if self._backbone is not None and head is not None and budget is not None:
             from tether.models.fast.decoding.paged import PagedDecoder  # its kernels are for CUDA alone
 
-            return PagedDecoder(self._backbone, head, num_slots, min(positions, self._backbone.num_positions), budget)
+            return PagedDecoder(
+                self._backbone, head, num_slots, min(positions, self._backbone.num_positions), budget, float8 and float8.layers
+            )
         return ContiguousDecoder(policy, num_slots, backbone=self._backbone, most_positions=positions, budget=budget)
 
 

@@ -182,6 +182,7 @@ def build_sampler(
             max_context=rules.max_context,
             cache_gb=cache_gb,
             speculative_tokens=settings.rollout.speculative_tokens,
+            precision=settings.rollout.precision,
             keeps_slots=settings.agent.is_given,
             server=server_options(settings.server, folder),
             ranks=ranks,

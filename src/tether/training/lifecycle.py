@@ -22,6 +22,7 @@ from tether.training.checkpoint import fitting, restore
 from tether.training.disk import DiskPlan, disk_notes
 from tether.training.hooks import BestCheckpoint, Evaluations, Hook, Run, write_record
 from tether.training.memory import MemoryPlan
+from tether.training.settings import RunSettings
 from tether.training.throughput import StartTimer
 
 
@@ -80,9 +81,20 @@ def _introduce(run: WholeRun) -> None:
     run.store.computed_on(machine)
     run.saver.prepare(run.learner.saved_sizes())
     divided = [f"weights are divided among {run.ranks.size} ranks, none holds all of them"] if run.policy.divided else []
+    rounded = [_rounded_words(run.settings)] if run.settings.rollout.precision else []
     full = disk_notes(run.disk) if run.disk is not None else []
-    for note in (*(run.plan.notes if run.plan else ()), *full, *divided, *report.lines(), *run.sampler.chat.notes):
+    for note in (*(run.plan.notes if run.plan else ()), *full, *divided, *report.lines(), *rounded, *run.sampler.chat.notes):
         run.callbacks.on_note(note)
+
+
+def _rounded_words(settings: RunSettings) -> str:
+    cap = settings.algorithm.importance_cap
+    corrected = (
+        "nothing corrects the difference (algorithm.importance_cap is null)"
+        if cap is None
+        else f"importance weights up to {cap:g} correct it"
+    )
+    return f"rollouts sample with the MLPs in {settings.rollout.precision} (rollout.precision); {corrected}, update/mismatch shows it"
 
 
 @contextmanager

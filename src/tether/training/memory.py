@@ -125,6 +125,8 @@ def counted(settings: RunSettings, device: torch.device, available: int, shapes:
         "cache": row if wanted is None else min(int(wanted * GIB), settings.rollout.max_rows * row),
         "logits": 2 * LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"]),
     }
+    if settings.rollout.precision is not None:  # the engine's copy of the MLPs, a byte a number
+        needs["weights in float8"] = policy.parameters - policy.outside
     if divided and device.type == "cpu":  # the first rank keeps what it published in host memory, which is here the memory it trains in
         needs["published weights"] = width * policy.parameters
     if settings.learner.sharding == "fsdp" and num_ranks > 1 and not trains_adapters(settings) and not divided:

@@ -22,7 +22,7 @@ from tether.core.protocols import Env
 from tether.envs.registry import check_received, env_factory, make_env
 from tether.models.catalog import SHIPPED, check_name, images_refused, reads_text_only
 from tether.models.chat_endpoint import is_endpoint
-from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS, engine_entry
+from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS
 from tether.rollout.gateway.agents import find_agent
 from tether.rollout.gateway.trained import train_rule
 from tether.runs.checkpoints import MODEL, find_checkpoint
@@ -58,7 +58,7 @@ SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|passwd|api_?key|crede
 FREE_ON_RESUME = {
     "steps": (),
     "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts", "sharding"),
-    "rollout": ("max_rows", "cache_gb", "speculative_tokens", "error_retries", "engine"),
+    "rollout": ("max_rows", "cache_gb", "speculative_tokens", "error_retries", "engine", "precision"),
     "server": (),
     "diagnosis": ("every",),
     "checkpoint": ("every", "keep", "last", "moments"),
@@ -376,7 +376,7 @@ def _reopen(out: Path | None, config: Path | str | None, given: Mapping[str, Any
     _check_commands(stored, given, store.folder)
     before = validate(RunSettings, stored)
     if (
-        engine_entry(before.rollout.engine).shares_weights and before.algorithm.importance_cap is None
+        not before.rollout.samples_with_copy and before.algorithm.importance_cap is None
     ):  # the engine's default, which another engine has not
         (stored.get("algorithm") or {}).pop("importance_cap", None)
     settings = validate(RunSettings, merge(stored, given)) if given else before

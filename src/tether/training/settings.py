@@ -149,6 +149,9 @@ class RolloutSettings(Settings):
     speculative_tokens: Annotated[int, Field(ge=0, le=16)] = 0
     """Tokens of an episode that the native engine guesses from the other episodes and samples behind in one call, where few decode; 0 for none.
     Trajectories stay the same."""
+    precision: Literal["fp8"] | None = None
+    """fp8: the native engine samples with a copy of the MLPs in float8, rounded anew after every update, and importance sampling corrects the difference;
+    null: with the learner's own weights."""
     format_penalty: Annotated[float, Field(le=0)] = -0.1
     """Added to the reward of a turn whose response is malformed or whose action is unknown."""
     context: Literal["full", "last_k", "single_turn", "markov"] = "full"
@@ -184,12 +187,22 @@ class RolloutSettings(Settings):
                 f"has speculative_tokens {self.speculative_tokens}, but engine is {self.engine}, and only the native engine guesses tokens; set "
                 "speculative_tokens=0, and tell the server itself if it can do so"
             )
+        if self.precision is not None and not entry.quantises:
+            raise ValueError(
+                f"has precision {self.precision}, but engine is {self.engine}, and only the native engine rounds weights for sampling; leave precision "
+                "out, and tell the server itself if it can do so"
+            )
         return self
 
     @property
     def uses_servers(self) -> bool:
         """Whether servers sample, on devices of their own."""
         return engine_entry(self.engine).uses_servers
+
+    @property
+    def samples_with_copy(self) -> bool:
+        """Whether what samples are not the learner's own weights."""
+        return self.precision is not None or not engine_entry(self.engine).shares_weights
 
     def sampling(self, temperature: float) -> Sampling:
         """How responses are drawn at a temperature."""
@@ -406,7 +419,8 @@ class RunSettings(Settings):
                 data[section] = {**values, **{key: value for key, value in given.items() if value is not None or key not in values}}
         chosen = data.get("algorithm", {})
         engine = str(_entry(data, "rollout", "engine", DEFAULT_ENGINE))
-        if not ENGINES.get(engine, SERVERS).shares_weights and isinstance(chosen, dict):  # sampler and learner are two models
+        copied = not ENGINES.get(engine, SERVERS).shares_weights or _entry(data, "rollout", "precision", None) is not None
+        if copied and isinstance(chosen, dict):  # sampler and learner are two models
             data["algorithm"] = {"importance_cap": SERVER_IMPORTANCE_CAP, **chosen}  # null is a choice: no correction
         return data
 

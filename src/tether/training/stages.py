@@ -38,7 +38,7 @@ from tether.training.hooks import Run, write_record, write_trajectories
 from tether.training.learner import Rates
 from tether.training.optim import learning_rate
 from tether.training.replies import replies_note
-from tether.training.sampler_check import CHECKED_EPISODES, Comparison, compare, is_current
+from tether.training.sampler_check import CHECKED_EPISODES, FLOAT8_TOLERANCE, Comparison, compare, is_current
 from tether.training.throughput import release_unused_memory
 
 GRADIENT_GROUPS = 1_000_000
@@ -186,17 +186,25 @@ def check_sampler(run: TrainedRun, step: int, sampled: SampledBatch, batch: Batc
 
 
 def _current(run: TrainedRun, step: int, sampled: SampledBatch) -> set[int]:
-    """The groups that a server says it sampled with the weights of the step before."""
+    """The groups that were sampled with a copy of the weights of the step before: as a server says, or in the native engine's own precision."""
     if run.sampler.engine.capabilities.shares_weights:
         return set()
+    if run.settings.rollout.precision is not None:  # it samples in turn with the updates
+        return {group.index for group in sampled.groups}
     return {group.index for group in sampled.groups if is_current(group, step - 1)}
 
 
 def _refuse_wrong(run: TrainedRun, step: int, found: Comparison) -> None:
     settings = run.settings
-    tolerance = settings.server.tolerance or default_tolerance(run.policy)
+    rounded = settings.rollout.precision
+    tolerance = settings.server.tolerance or (default_tolerance(run.policy) if rounded is None else FLOAT8_TOLERANCE)
     if (complaint := found.complaint(tolerance)) is None:
         return
+    if rounded is not None:
+        raise EngineUnavailable(
+            f"step {step}: rounding to {rounded} does not explain the log-probs of what was sampled: {complaint}; no weights that learned from them are kept. "
+            "Leave rollout.precision out"
+        )
     failure = EngineUnavailable(
         f"step {step}: tokens or log-probs from {settings.rollout.engine} are not those of the weights that it says it sampled with: {complaint}; "
         "no weights that learned from them are kept. Look for what changes answers on their way, serve in the learner's precision (model.dtype), "

@@ -153,7 +153,7 @@ def test_a_resumed_run_keeps_its_settings(more: list[str], tmp_path: Path, capsy
     error = _refused(capsys, ["train", "--resume", "--out", str(tmp_path / "run"), *more])
     assert error.strip() == (
         "tether: --resume continues with the run's own settings; only --steps, --track, and --set of learner.micro_tokens, "
-        "learner.gradient_checkpointing, learner.share_prompts, learner.sharding, rollout.max_rows, rollout.cache_gb, rollout.speculative_tokens, rollout.error_retries, rollout.engine, server.*, diagnosis.every, checkpoint.every, checkpoint.keep, checkpoint.last, checkpoint.moments, agent.target, agent.command, agent.tasks, agent.timeout, agent.concurrency, agent.workers, may be given with it"
+        "learner.gradient_checkpointing, learner.share_prompts, learner.sharding, rollout.max_rows, rollout.cache_gb, rollout.speculative_tokens, rollout.error_retries, rollout.engine, rollout.precision, server.*, diagnosis.every, checkpoint.every, checkpoint.keep, checkpoint.last, checkpoint.moments, agent.target, agent.command, agent.tasks, agent.timeout, agent.concurrency, agent.workers, may be given with it"
     )
 
 

@@ -8,7 +8,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tether
-from tether.core.errors import DivergedModel
+from tether.core.config import validate
+from tether.core.errors import BadInput, DivergedModel, TetherError
 from tether.core.protocols import ContextReset, Sampling
 from tether.core.types import Completion
 from tether.models.fast.decoding import contiguous
@@ -16,6 +17,7 @@ from tether.models.logprobs import token_logprobs
 from tether.models.policy import Policy
 from tether.rollout.engines import continuous_batch
 from tether.rollout.engines.native import NativeEngine
+from tether.training.settings import RunSettings
 
 GREEDY = Sampling(temperature=0.0, max_tokens=24)
 WARM = Sampling(temperature=0.9, max_tokens=24)
@@ -334,3 +336,17 @@ def test_a_model_that_has_diverged_is_said_so(device: str, contexts: list[list[t
     loaded.model.get_output_embeddings().weight.data.fill_(float("nan"))
     with pytest.raises(DivergedModel, match="the model's log-probs are not finite: its weights have diverged"):
         engine.run([Talk(contexts[0], key=0)], sampling)
+
+
+def test_float8_is_refused_where_there_is_none(tiny: Any) -> None:
+    with pytest.raises(BadInput, match=r"rollout\.precision is fp8, but the device is CPU, .* it needs a GPU of compute capability 8\.9"):
+        NativeEngine(Policy(tiny.model, tiny.tokenizer), precision="fp8")
+
+
+def test_float8_corrects_by_itself_and_belongs_to_the_native_engine() -> None:
+    chosen = validate(RunSettings, {"env": {"name": "frozen_lake"}, "rollout": {"precision": "fp8"}})
+    assert chosen.algorithm.importance_cap == 2.0 and chosen.rollout.samples_with_copy
+    kept = validate(RunSettings, {"env": {"name": "frozen_lake"}, "rollout": {"precision": "fp8"}, "algorithm": {"importance_cap": None}})
+    assert kept.algorithm.importance_cap is None
+    with pytest.raises(TetherError, match="has precision fp8, but engine is vllm, and only the native engine rounds weights"):
+        validate(RunSettings, {"env": {"name": "frozen_lake"}, "rollout": {"precision": "fp8", "engine": "vllm"}})

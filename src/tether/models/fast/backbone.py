@@ -32,6 +32,9 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 ApplyPositions = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(layer, queries, keys, values) -> rotated (queries, keys). A decoder passes its own, which writes to its cache in the same pass."""
 
+FeedForward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(what attention adds, the residual stream before it) -> (what the MLP adds, the stream before that)."""
+
 MOST_POSITIONS = 2**17
 """Of the tables of angles; texts that are longer are computed by the module."""
 
@@ -123,6 +126,7 @@ class LlamaBackbone:
         *,
         apply_positions: ApplyPositions | None = None,
         recompute: bool = False,
+        float8: Sequence[FeedForward] | None = None,
     ) -> Tensor:
         """[S, D]: the last hidden state of every token, the final norm applied.
 
@@ -132,6 +136,7 @@ class LlamaBackbone:
             attend: the attention.
             apply_positions: puts positions into queries and keys; rotation by the tables of angles if not given. It has the positions then.
             recompute: keep only the input of each layer for the backward pass and compute the layer again there.
+            float8: what computes the MLP of each layer in place of the model's own; without gradient.
         """
         # Weights that are in place only during a call have no memory of their own to be joined in.
         fused = not self.through_modules and (self.joins_gradients or not torch.is_grad_enabled())
@@ -150,7 +155,9 @@ class LlamaBackbone:
         delta_SD: Tensor | None = None
         few = fused and not torch.is_grad_enabled() and self._are_few(residual_SD)
         for index, layer in enumerate(self.layers):
-            compute: Callable[..., tuple[Tensor, Tensor]] = partial(self._layer_of_few if few else self._layer, index, layer)
+            compute: Callable[..., tuple[Tensor, Tensor]] = partial(
+                self._layer, index, layer, few=few, feed_forward=None if float8 is None else float8[index]
+            )
             if recompute and torch.is_grad_enabled():
                 residual_SD, delta_SD = residual_SD if delta_SD is None else residual_SD + delta_SD, None
                 compute = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
@@ -187,22 +194,34 @@ class LlamaBackbone:
         apply_positions: ApplyPositions,
         attend: Attend,
         fused: bool,
+        *,
+        few: bool = False,
+        feed_forward: FeedForward | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One layer: (what the MLP adds, the residual stream before it).
 
         The sum of the two is left to the next norm, which reads it anyway: one pass over memory instead of two. `fused` computes the
-        projections of one input as one product.
+        projections of one input as one product. Kernels of our own compute products of `few` tokens; what is added comes in parts there
+        ([P, S, D], whose sum it is), which the next norm sums up.
         """
         norm: Any = layer.attention_norm
         if delta_SD is None:
             normed_SD = rms_norm(residual_SD, norm.weight, norm.variance_epsilon)
         else:
             normed_SD, residual_SD = add_rms_norm(delta_SD, residual_SD, norm.weight, norm.variance_epsilon)
-        query_SHW, key_SKW, value_SKW = self._states(layer, normed_SD, fused)
+        query_SHW, key_SKW, value_SKW = self._states(layer, normed_SD, fused, few)
         query_SHW, key_SKW = apply_positions(index, query_SHW, key_SKW, value_SKW)
-        mixed_SD = layer.output(attend(index, query_SHW, key_SKW, value_SKW).flatten(1))
+        attended_SD = attend(index, query_SHW, key_SKW, value_SKW).flatten(1)
+        mixed_SD = _few_parts(attended_SD, layer.output) if few else layer.output(attended_SD)
+        if feed_forward is not None:
+            return feed_forward(mixed_SD, residual_SD)
         norm = layer.mlp_norm
         normed_SD, residual_SD = add_rms_norm(mixed_SD, residual_SD, norm.weight, norm.variance_epsilon)
+        if few:
+            from tether.models.fast.kernels.products import product_swiglu
+
+            assert layer.gate_up is not None
+            return _few_parts(product_swiglu(normed_SD, layer.gate_up.weight), layer.down), residual_SD
         if layer.gate_up is not None and fused:
             product_SF = swiglu(layer.gate_up(normed_SD))
         else:
@@ -218,36 +237,12 @@ class LlamaBackbone:
 
         return len(x_SD) <= MOST_ROWS
 
-    def _layer_of_few(
-        self,
-        index: int,
-        layer: Layer,
-        parts_PSD: Tensor | None,
-        residual_SD: Tensor,
-        apply_positions: ApplyPositions,
-        attend: Attend,
-        fused: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """One layer for few tokens: the same as `_layer`, but that what is added comes in parts, which the next norm sums up."""
-        from tether.models.fast.kernels.products import product, product_parts, product_swiglu
-
-        assert layer.states is not None
-        assert layer.gate_up is not None
-        norm: Any = layer.attention_norm
-        output, down = cast("nn.Linear", layer.output), cast("nn.Linear", layer.down)
-        if parts_PSD is None:
-            normed_SD = rms_norm(residual_SD, norm.weight, norm.variance_epsilon)
-        else:
-            normed_SD, residual_SD = add_rms_norm(parts_PSD, residual_SD, norm.weight, norm.variance_epsilon)
-        states = self._heads(layer, product(normed_SD, layer.states.weight, layer.states.bias))
-        query_SHW, key_SKW = apply_positions(index, *states)
-        mixed_PSD = product_parts(attend(index, query_SHW, key_SKW, states[2]).flatten(1), output.weight)
-        norm = layer.mlp_norm
-        normed_SD, residual_SD = add_rms_norm(mixed_PSD, residual_SD, norm.weight, norm.variance_epsilon)
-        return product_parts(product_swiglu(normed_SD, layer.gate_up.weight), down.weight), residual_SD
-
-    def _states(self, layer: Layer, normed_SD: Tensor, fused: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _states(self, layer: Layer, normed_SD: Tensor, fused: bool, few: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, heads apart and normed where the model does that."""
+        if layer.states is not None and few:
+            from tether.models.fast.kernels.products import product
+
+            return self._heads(layer, product(normed_SD, layer.states.weight, layer.states.bias))
         if layer.states is not None and fused:
             return self._heads(layer, layer.states(normed_SD))
         return self._normed_heads(layer, [project(normed_SD) for project in (layer.query, layer.key, layer.value)])
@@ -272,6 +267,12 @@ class LlamaBackbone:
         positions_S: Tensor, angles: tuple[Tensor, Tensor], layer: int, query_SHW: Tensor, key_SKW: Tensor, value_SKW: Tensor
     ) -> tuple[Tensor, Tensor]:
         return rotary(query_SHW, key_SKW, positions_S, *angles)
+
+
+def _few_parts(x_SD: Tensor, linear: nn.Module) -> Tensor:
+    from tether.models.fast.kernels.products import product_parts
+
+    return product_parts(x_SD, cast("nn.Linear", linear).weight)
 
 
 def called(module: nn.Module, compute: Callable[..., T], *inputs: Any) -> T:

@@ -123,6 +123,11 @@ def joinable(layers: Sequence[Any]) -> bool:
     return all(type(layer) is nn.Linear and (layer.bias is None) == (layers[0].bias is None) for layer in layers)
 
 
+def base_linear(linear: Any) -> Any:
+    """The layer beside which adapters stand, or the layer itself."""
+    return linear.get_base_layer() if hasattr(linear, "get_base_layer") else linear
+
+
 class UnsupportedLayout(ValueError):
     """The model is not Llama-shaped; the message says which part is not."""
 
@@ -160,6 +165,12 @@ class Layer:
     @property
     def joins(self) -> tuple[FusedLinear, ...]:
         return tuple(joined for joined in (self.states, self.gate_up) if joined is not None)
+
+
+def has_linear_mlp(layer: Layer) -> bool:
+    """Whether gate, up and down are linear layers without bias, adapters beside them allowed, and of sizes that products in float8 take."""
+    bases = [base_linear(linear) for linear in (layer.gate, layer.up, layer.down)]
+    return all(type(base) is nn.Linear and base.bias is None and base.in_features % 16 == 0 for base in bases)
 
 
 def language_part(model: PreTrainedModel) -> Any:

@@ -1,4 +1,5 @@
-"""The native engine: continuous batching of many conversations on the learner's own weights (continuous_batch.py says how).
+"""The native engine: continuous batching of many conversations on the learner's own weights (continuous_batch.py says how), or with its MLPs in
+float8 (models/fast/float8.py).
 
 A server keeps the slots of conversations that have ended (`keeps_slots`): a request computes only what no slot holds of its beginning
 (kept_slots.py). These slots are given up first where slots or memory are needed.
@@ -6,7 +7,7 @@ A server keeps the slots of conversations that have ended (`keeps_slots`): a req
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tether.core.errors import BadInput
 from tether.core.protocols import Conversation, EngineCapabilities, EngineStatistics, Sampling
@@ -17,13 +18,12 @@ from tether.rollout.engines.continuous_batch import Admission, ContinuousBatch
 from tether.rollout.engines.kept_slots import KeptSlots
 from tether.rollout.engines.stop_rule import StopRule
 
+if TYPE_CHECKING:
+    from tether.models.fast.float8 import Float8Mlps
+
 
 class NativeEngine:
     """Samples with a policy; at most `max_rows` conversations live at a time, the others queue."""
-
-    capabilities = EngineCapabilities(
-        per_conversation_uniforms=True, prefix_sharing=True, weight_sync=True, logprobs=True, shares_weights=True
-    )
 
     def __init__(
         self,
@@ -34,17 +34,27 @@ class NativeEngine:
         cache_gb: float | None = None,
         keeps_slots: bool = False,
         speculative_tokens: int = 0,
+        precision: Literal["fp8"] | None = None,
     ) -> None:
         """Conversations get as long as the model allows, or `max_context`; the cache takes `cache_gb`, or half of the memory that is free.
 
         `speculative_tokens`: how many tokens of a row are guessed at most; 0 for none.
+
+        `precision`: fp8 decodes with a copy of the MLPs in float8, which `sync` refreshes; None: with the learner's own weights.
 
         `keeps_slots`: what conversations, also ended ones, have in the cache serves those that begin with it. Then `forget` must be called before the weights change.
         """
         if policy.tokenizer is None:
             raise BadInput("the native engine needs a policy with its tokenizer; build it as Policy(model, tokenizer)")
         self._choice = decoder_for(policy)
+        if precision is not None:
+            self._choice.check_float8()
+        self.capabilities = EngineCapabilities(
+            per_conversation_uniforms=True, prefix_sharing=True, weight_sync=True, logprobs=True, shares_weights=precision is None
+        )
         self._decoder: Decoder | None = None
+        self._precision = precision
+        self._float8: Float8Mlps | None = None
         self._stop = StopRule(policy.tokenizer, policy.end_of_turn_ids)
         self._max_rows, self._max_context, self._cache_gb = max_rows, max_context, cache_gb
         self._kept = KeptSlots() if keeps_slots else None
@@ -55,7 +65,7 @@ class NativeEngine:
     @property
     def backend(self) -> str:
         """Which decoder serves the model: paged, contiguous, or generic for an architecture that only its own code can compute."""
-        return self._choice.backend
+        return self._choice.backend if self._precision is None else f"{self._choice.backend}, {self._precision}"
 
     @property
     def capacity(self) -> int:
@@ -69,12 +79,14 @@ class NativeEngine:
         return 0.0 if decoder is None else decoder.cache_used
 
     def sync(self, version: int | None = None) -> dict[str, float]:
-        """Nothing to do: these are the learner's own tensors."""
+        """Refresh what is a copy; the other weights are the learner's own tensors."""
+        if self._float8 is not None:
+            self._float8.refresh()
         return {}
 
     def free(self) -> None:
         """Release the memory of the cache; the next run allocates it again."""
-        self._decoder = None
+        self._decoder = self._float8 = None
         if self._kept is not None:
             self._kept = KeptSlots()
 
@@ -109,7 +121,9 @@ class NativeEngine:
         if self._decoder is None or self._decoder.num_slots < num_slots:
             self.free()
             budget = None if self._cache_gb is None else int(self._cache_gb * 2**30)
-            self._decoder = self._choice.make(num_slots, self._max_context, budget)
+            self._float8 = None if self._precision is None else self._choice.float8()
+            mlps = None if self._float8 is None else self._float8.layers
+            self._decoder = self._choice.make(num_slots, self._max_context, budget, mlps)
         return self._decoder
 
 
@@ -121,6 +135,7 @@ def build(
     max_context: int | None,
     cache_gb: float | None,
     speculative_tokens: int,
+    precision: Literal["fp8"] | None,
     keeps_slots: bool,
     **_: Any,
 ) -> NativeEngine:
@@ -131,5 +146,6 @@ def build(
         max_context=max_context,
         cache_gb=cache_gb,
         speculative_tokens=speculative_tokens,
+        precision=precision,
         keeps_slots=keeps_slots,
     )

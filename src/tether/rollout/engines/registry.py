@@ -6,7 +6,7 @@ Settings, memory planning and training ask the entry, never the name.
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tether.core.errors import UnknownName, did_you_mean
 from tether.core.protocols import Communicator, Engine, server_addresses
@@ -35,10 +35,12 @@ class EngineEntry:
     """The ranks of a run can sample with it together."""
     speculates: bool = False
     """It can guess tokens (`speculative_tokens`)."""
+    quantises: bool = False
+    """It can decode in another precision than the model's (`precision`)."""
 
 
 ENGINES: dict[str, EngineEntry] = {
-    "native": EngineEntry("tether.rollout.engines.native:build", shares_weights=True, speculates=True),
+    "native": EngineEntry("tether.rollout.engines.native:build", shares_weights=True, speculates=True, quantises=True),
     "vllm": EngineEntry("tether.rollout.engines.server:build_vllm", starts_programs=True, serves_ranks=False),
     "ray": EngineEntry("tether.rollout.engines.server:build_placed", uses_servers=True, starts_programs=True),
 }
@@ -63,6 +65,7 @@ def make_engine(
     max_context: int | None = None,
     cache_gb: float | None = None,
     speculative_tokens: int = 0,
+    precision: Literal["fp8"] | None = None,
     keeps_slots: bool = False,
     server: "ServerOptions | None" = None,
     ranks: Communicator | None = None,
@@ -76,6 +79,7 @@ def make_engine(
         max_context: most tokens of a conversation; None: as many as the model allows.
         cache_gb: memory of the key/value cache in GiB; None: half of what is free.
         speculative_tokens: how many tokens of a conversation the native engine guesses where few conversations decode; 0 for none.
+        precision: fp8 decodes with a copy of the MLPs in float8, in the native engine; None: with the learner's own weights.
         keeps_slots: requests continue conversations that have ended, as those of agents do; the native engine then keeps what it computed for them.
         server: how servers are used.
         ranks: of a run on several, which sample from the same servers.
@@ -88,6 +92,7 @@ def make_engine(
         max_context=max_context,
         cache_gb=cache_gb,
         speculative_tokens=speculative_tokens,
+        precision=precision,
         keeps_slots=keeps_slots,
         server=server,
         ranks=ranks,

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+FLOAT8_KERNELS = ["_float8_product", "_swiglu_float8"]
 KERNELS = [
     "_accept",
     "_attend_new_tokens",
@@ -44,12 +45,13 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from tether.models.fast.backbone import LlamaBackbone
-from tether.models.fast.kernels import attention, pointwise, products
+from tether.models.fast.kernels import attention, float8, pointwise, products
 from tether.models.fast.kernels.attention import attend_new_tokens, text_attention
 from tether.models.fast.kernels.drafts import TextTable
 from tether.models.fast.kernels.logits import logit_gradient, reduce_logits
 from tether.models.fast.kernels.pointwise import merge_attention, norm_backward, swiglu_backward
-from tether.models.fast.kernels.warm_up import _attend_new, _draft_jobs, _jobs
+from tether.models.fast.float8 import Float8Mlps
+from tether.models.fast.kernels.warm_up import FLOAT8_SIZES, _attend_new, _draft_jobs, _feed_forward, _jobs
 from tether.models.fast.layers import find_layers
 
 compiled = set()
@@ -72,7 +74,7 @@ def compile_only(self, *arguments, grid, warmup, **options):
 
 
 if int(sys.argv[1]) >= 90:
-    for kernels in (attention, pointwise, products):
+    for kernels in (attention, float8, pointwise, products):
         kernels.launch_options = lambda device: {"CHAINED": True, "launch_pdl": True}
 driver.set_active(OnlyCompiles())
 run, JITFunction.run = JITFunction.run, compile_only
@@ -102,15 +104,18 @@ swiglu_backward(rows, rows, rows)
 merge_attention(x, torch.zeros(6, 16), x, torch.zeros(6, 16))
 reduce_logits(row[:, None].expand(16, 300).contiguous(), number.long(), 1.0, (row, row, row))
 logit_gradient(row[:, None].expand(16, 300).contiguous(), number.long(), 1.0, (row, row), (row, row), torch.bfloat16)
+if int(sys.argv[1]) >= 89:  # older ones have no float8
+    for num_tokens in FLOAT8_SIZES[:-1]:  # the last is torch's
+        _feed_forward(backbone, Float8Mlps(backbone.layers).layers[0], num_tokens)
 for name in sorted(compiled):
     print(name)
 """
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
 def test_the_kernels_of_a_model_compile(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(capability)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == KERNELS
+    assert done.stdout.splitlines() == (sorted([*FLOAT8_KERNELS, *KERNELS]) if capability >= 89 else KERNELS)

@@ -6,7 +6,8 @@ host looks at them. Prompts and observations are fed flat, one text after anothe
 feeds (a few conversations that come back from their environment) are filled up to one of a few sizes and replayed too: launched one by one, their
 kernels would take longer than the device needs for them. Drafts (kernels/drafts.py) are made and verified by a step with a few tokens a row, several
 times before the host looks; the last of these steps also takes in such a feed, which costs about half of what it costs apart. The weights are the
-learner's: an update in place is seen by the next replay, and where parameters have moved the graphs are recorded again.
+learner's: an update in place is seen by the next replay, and where parameters have moved the graphs are recorded again; MLPs may be a copy in float8
+(fast/float8.py), which is refreshed in place.
 
 Shape legend: B slots of a call, K tokens sampled for each, S tokens fed, X pages of a slot, V vocabulary.
 """
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from tether.core.images import IMAGE_IDS
 from tether.core.protocols import Sampling
-from tether.models.fast.backbone import LlamaBackbone
+from tether.models.fast.backbone import FeedForward, LlamaBackbone
 from tether.models.fast.decoding.feeds import Feed, Feeds
 from tether.models.fast.decoding.paged_pass import NewTokens, PagedPass
 from tether.models.fast.decoding.pages import Pages
@@ -75,8 +76,17 @@ class PagedDecoder:
 
     prefills_beside = True
 
-    def __init__(self, backbone: LlamaBackbone, head: nn.Linear, num_slots: int, max_positions: int, budget: int) -> None:
-        """`budget` is in bytes; the cache takes what `num_slots` conversations of the full length need, if that is less."""
+    def __init__(
+        self,
+        backbone: LlamaBackbone,
+        head: nn.Linear,
+        num_slots: int,
+        max_positions: int,
+        budget: int,
+        float8: Sequence[FeedForward] | None = None,
+    ) -> None:
+        """`budget` is in bytes; the cache takes what `num_slots` conversations of the full length need, if that is less. `float8`: what computes the
+        MLPs in place of the model's own."""
         weight = head.weight
         size = (backbone.num_kv_heads, PAGE, backbone.head_dim)
         page_bytes = 2 * backbone.num_layers * int(np.prod(size)) * weight.element_size()
@@ -90,7 +100,7 @@ class PagedDecoder:
         self._never = () if backbone.vision is None else backbone.vision.never_sampled
         self._never_N = torch.tensor(self._never, dtype=torch.int32, device=weight.device) if self._never else None
         self._cache = torch.zeros(backbone.num_layers, 2, num_pages, *size, dtype=weight.dtype, device=weight.device)
-        self._pass = PagedPass(backbone, head, self._cache, _batch_size(num_slots))
+        self._pass = PagedPass(backbone, head, self._cache, _batch_size(num_slots), float8)
         self._state = DecodeState(_batch_size(num_slots), TOKENS_PER_CALL, weight.device)
         self._tables_BX = torch.zeros(_batch_size(num_slots), self._pages.tables.shape[1], dtype=torch.int32, device=weight.device)
         self._shifts_B = torch.zeros(_batch_size(num_slots), dtype=torch.int32, device=weight.device) if backbone.sections else None

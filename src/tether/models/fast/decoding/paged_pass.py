@@ -7,14 +7,14 @@ once, the products are one, and the two kinds of attention, neither of which fil
 Shape legend: B texts or rows, S tokens of all of them, X pages of a slot, D width of the model, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from tether.models.fast.backbone import Attend, LlamaBackbone
+from tether.models.fast.backbone import Attend, FeedForward, LlamaBackbone
 from tether.models.fast.decoding.feeds import Feed
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
 from tether.models.fast.kernels.pointwise import rotate_and_store
@@ -43,9 +43,11 @@ class NewTokens(NamedTuple):
 class PagedPass:
     """The model over a cache of pages, [layers, 2, pages, heads, positions of a page, width]. All passes write keys and values of their tokens."""
 
-    def __init__(self, backbone: LlamaBackbone, head: nn.Linear, cache: Tensor, num_rows: int) -> None:
-        """`num_rows`: the most rows of a step."""
-        self._backbone, self._head, self._device = backbone, head, cache.device
+    def __init__(
+        self, backbone: LlamaBackbone, head: nn.Linear, cache: Tensor, num_rows: int, float8: Sequence[FeedForward] | None = None
+    ) -> None:
+        """`num_rows`: the most rows of a step; `float8`: what computes the MLPs in place of the model's own."""
+        self._backbone, self._head, self._device, self._float8 = backbone, head, cache.device, float8
         self._layers = [(layer[0], layer[1]) for layer in cache]
         self._arrived = torch.zeros(num_rows * backbone.num_kv_heads, dtype=torch.int32, device=cache.device)
         self._pool: Any = None
@@ -101,7 +103,7 @@ class PagedPass:
         return Embedded(torch.cat([states_SD, feed.embedded.states_SD]), tuple(torch.cat([nothing_SD, part]) for part in deep))
 
     def _features(self, embedded: Embedded, attend: Attend) -> Tensor:
-        return self._backbone.features(embedded, None, attend, apply_positions=_leave_positions)
+        return self._backbone.features(embedded, None, attend, apply_positions=_leave_positions, float8=self._float8)
 
     def _zeros_for(self, num_tokens: int) -> Tensor:
         """Where attention of all layers goes, one after the other; of tokens that only fill up a step nothing is ever written."""

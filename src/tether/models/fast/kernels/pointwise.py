@@ -29,6 +29,13 @@ other; a program sums the weight's gradient over its share of the rows."""
 
 
 @triton.jit
+def to_float8(row):
+    """(a row in float8, what it was divided by): its largest value becomes 448, the type's limit."""
+    scale = tl.maximum(tl.max(tl.abs(row), axis=0), 1e-12) / 448.0
+    return (row / scale).to(tl.float8e4nv), scale
+
+
+@triton.jit
 def _norm_forward(
     x_ptr, delta_ptr, weight_ptr, y_ptr, sum_ptr, scale_ptr,
     x_stride, y_stride, part_stride, heads, width, eps,
@@ -48,10 +55,14 @@ def _norm_forward(
         tl.store(sum_ptr + row * width + columns, x, mask=inside)
     wide = x.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / width + eps)
+    normed = (wide * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)
+    if y_ptr.dtype.element_ty == tl.float8e4nv:
+        values, scale = to_float8(normed)
+    else:
+        values = normed.to(x.dtype)
     if SAVE_SCALE:
         tl.store(scale_ptr + row, scale)
-    normed = (wide * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)
-    tl.store(y_ptr + (row // heads) * y_stride + (row % heads) * width + columns, normed.to(x.dtype), mask=inside)
+    tl.store(y_ptr + (row // heads) * y_stride + (row % heads) * width + columns, values, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows", "rows_each"])
@@ -88,6 +99,8 @@ def norm_forward(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, *, save: bool, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(normed, x + delta or x itself, the rows' scales or nothing); x [S, N], or [S, heads, N] with heads side by side and no delta.
+
+    Into an `out` of float8 a row is written in its units, and its scale is the unit.
 
     Delta is [S, N], or [parts, S, N] in float32, of which it is the sum: as products of few rows leave it.
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tether.models.fast.backbone import LlamaBackbone
+from tether.models.fast.backbone import FeedForward, LlamaBackbone
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
 from tether.models.fast.kernels.drafts import DraftState, TextTable
 from tether.models.fast.kernels.logits import DecodeState, sample_step
@@ -23,11 +23,28 @@ TOKENS = 16
 PAGE = 64
 BATCH_SIZES = (1, 4, 16, 32, 64, 128)
 """Of steps of decoding: how far attention is split, and whether it starts early, follows from them."""
+FLOAT8_SIZES = (16, MOST_ROWS, 64, 128, 256, 512)
+"""Tokens of MLPs in float8, each with products of its own."""
 
 
 def warm_up(backbone: LlamaBackbone) -> None:
     """Call every kernel once on zeros, in the types and widths of a model."""
     _run_all(backbone, _jobs(backbone))
+
+
+def warm_up_float8(backbone: LlamaBackbone, feed_forward: FeedForward) -> None:
+    """The same for an MLP in float8."""
+    _run_all(backbone, [partial(_feed_forward, backbone, feed_forward, num_tokens) for num_tokens in FLOAT8_SIZES])
+
+
+def _feed_forward(backbone: LlamaBackbone, feed_forward: FeedForward, num_tokens: int) -> None:
+    """An MLP, and the norm behind it."""
+    layer: Any = backbone.layers[0]
+    norm, zeros = layer.attention_norm.weight, partial(_zeros, backbone)
+    x_SD = zeros(num_tokens, len(norm))
+    few = backbone.few_by_kernels and num_tokens <= MOST_ROWS
+    added = product_parts(zeros(num_tokens, layer.output.in_features), layer.output.weight) if few else x_SD
+    norm_forward(x_SD, feed_forward(added, x_SD)[0], norm, 1e-6, save=False)
 
 
 def warm_up_drafts(backbone: LlamaBackbone, sizes: Iterable[tuple[int, int, int]]) -> None:
