@@ -120,9 +120,7 @@ class DecoderChoice:
         if self._backbone is not None and head is not None and budget is not None:
             from tether.models.fast.decoding.paged import PagedDecoder  # its kernels are for CUDA alone
 
-            return PagedDecoder(
-                self._backbone, head, num_slots, min(positions, self._backbone.num_positions), budget, float8 and float8.layers
-            )
+            return PagedDecoder(self._backbone, head, num_slots, min(positions, self._backbone.num_positions), budget, float8)
         return ContiguousDecoder(policy, num_slots, backbone=self._backbone, most_positions=positions, budget=budget)
 
 
