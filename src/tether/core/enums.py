@@ -31,6 +31,19 @@ TRUNCATED = frozenset([StopReason.TURN_LIMIT, StopReason.CONTEXT_FULL])
 """How an episode ends that was cut: its environment would have gone on."""
 
 
+class Decision(StrEnum):
+    """What became of a prompt once its first members had ended (rollout/early_decision.py)."""
+
+    CONTINUED = "continued"
+    """Worth the other members: the group is whole."""
+    EXPLORED = "explored"
+    """Not worth them, and played whole by the share of exploration."""
+    NOT_CONTINUED = "not_continued"
+    """Not worth them: the group ends with its first members."""
+    SURPLUS = "surplus"
+    """Started beside a prompt that was continued in its place: the group ends with its first members."""
+
+
 class FinishReason(StrEnum):
     """Why the model stopped writing one response."""
 

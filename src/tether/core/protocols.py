@@ -227,6 +227,17 @@ def server_addresses(engine: str) -> list[str]:
     return [address.strip() for address in engine.split(",")] if "://" in engine else []
 
 
+class FollowUp(Protocol):
+    """What a run of an engine goes on with: it gets each conversation that has ended, and returns conversations to drive as well."""
+
+    @property
+    def num_open(self) -> int:
+        """Conversations that it lets live at a time, at most."""
+        ...
+
+    def __call__(self, ended: Conversation) -> Sequence[Conversation]: ...
+
+
 class Engine(Protocol):
     """Samples responses for conversations. `rollout.engines.registry.make_engine` builds one by name."""
 
@@ -243,8 +254,14 @@ class Engine(Protocol):
         """Of the latest run."""
         ...
 
-    def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
-        """Drive every conversation to its end; `on_finished` is called once for each."""
+    def run(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: Sampling,
+        on_finished: Callable[[], None] | None = None,
+        follow_up: FollowUp | None = None,
+    ) -> None:
+        """Drive every conversation to its end, and what `follow_up` adds; `on_finished` is called once for each."""
         ...
 
     def sync(self, version: int | None = None) -> dict[str, float]:

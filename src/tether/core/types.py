@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tether.core.enums import FinishReason, StopReason
+from tether.core.enums import Decision, FinishReason, StopReason
 from tether.core.images import Image
 
 Exchanges = tuple[tuple[str, str], ...]
@@ -242,6 +242,13 @@ class Group:
     """The environment played, as the run calls it."""
     choice: dict[str, Any] = field(default_factory=dict)
     """Which prompt it is and why it was chosen, in a run with prompt memory. Example: {"prompt": "row 17", "why": "new", "expected": 0.2}."""
+    decision: Decision | None = None
+    """What was decided after its first members; None where nothing is decided early."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its members were played."""
+        return self.decision not in (Decision.NOT_CONTINUED, Decision.SURPLUS)
 
     @property
     def rewards(self) -> list[float]:

@@ -10,6 +10,9 @@ from tether.algorithms.filters.select import Selection
 from tether.core.enums import StopReason
 from tether.core.types import Group, Trajectory
 
+COUNTS = ("tokens_sampled", "response_tokens_max", "errors", "retries")
+"""Of the "rollout/" metrics, those that are neither shares nor means."""
+
 
 def rollout_summary(groups: Sequence[Group], *, mixed: bool = False) -> dict[str, float]:
     """The "rollout/" metrics of a step; `mixed`: the run has several environments, and each gets its own rates."""

@@ -70,6 +70,10 @@ class EpisodeSeeds:
     """Which of the run's environments is played."""
 
 
+Follow = Callable[[Trajectory], Sequence[EpisodeSeeds]]
+"""Gets every episode that has ended, and says what is to be played after it."""
+
+
 class Episode:
     """A Conversation over one environment."""
 

@@ -20,7 +20,7 @@ import dataclasses
 import math
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -28,17 +28,18 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from tether.core.enums import ERRORED, StopReason
+from tether.core.enums import StopReason
 from tether.core.errors import BadInput, EnvironmentFailure, OutdatedEngine, OutOfMemory
 from tether.core.http_client import is_healthy, take_outages
-from tether.core.protocols import AsyncEngine, Communicator, Engine, EngineStatistics, Env, Sampling, SingleProcess
+from tether.core.protocols import AsyncEngine, Communicator, Conversation, Engine, EngineStatistics, Env, Sampling, SingleProcess
 from tether.core.seeding import env_seed, generator, instance_seed, sampling_seed, validation_seed
 from tether.core.types import Group, Trajectory
 from tether.envs.registry import find_class, is_address, make_env
 from tether.envs.remote import WorkerPool, make_envs
 from tether.models.chat import ChatFormat, PromptFormat
 from tether.models.hardware import forget_failed, memory_boundary
-from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
+from tether.rollout.early_decision import EarlyRules, Places, as_group
+from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds, Follow
 from tether.rollout.gateway.player import LABEL as AGENT
 from tether.rollout.gateway.player import AgentPlayer
 from tether.runs.verdict import ENV_ERRORS
@@ -101,14 +102,16 @@ def training_plan(
     first_group: int = 0,
     weights: Sequence[float] = SINGLE_ENV,
     choose: Callable[[int, int], int] | None = None,
+    tries: int = 1,
 ) -> list[EpisodeSeeds]:
     """The episodes of one training step: a group shares its instance; each member has its own env seed and sampling seed.
 
     A further round of the same step continues counting from `first_group`, so no round repeats another's episodes. `choose` gives the instance of
-    a group and the index of its environment (prompt_memory.py); without it instances are drawn.
+    a group and the index of its environment (prompt_memory.py); without it instances are drawn. With several `tries` every group has as many prompts, of its
+    environment, to choose from (early_decision.py): first one of each group, then the next of each.
     """
     env_indices = spread_groups(weights, num_groups, generator("mixture", run, step, first_group).random())
-    placed = list(enumerate(env_indices, start=first_group))
+    placed = list(enumerate(env_indices * tries, start=first_group))
     instances = {g: instance_seed(run, step, g) if choose is None else choose(g, env_index) for g, env_index in placed}
     return [
         EpisodeSeeds(g, m, instances[g], env_seed(run, step, g, m), sampling_seed(run, step, g, m), env_index)
@@ -170,13 +173,20 @@ class EnvPool:
         sampling: Sampling,
         rules: EpisodeRules,
         on_finished: Callable[[], None] | None,
+        follow: Follow | None = None,
+        num_open: Mapping[int, int] | None = None,
     ) -> list[Trajectory]:
-        """The trajectory of every entry of the plan: played here, or by the program of an agent."""
+        """The trajectory of every entry of the plan: played here, or by the program of an agent. `follow` says what to play after an episode, of each
+        environment at most `num_open` at a time; it has seen the trajectories that are not of the plan."""
         spec = self.specs[0]
         if spec.player is not None:  # a run of an agent has no other environment
             self._tasks = self._tasks or make_env(spec.name, **spec.options)
             draw = self._tasks.draw
-            return spec.player.play(lambda seeds: draw(seeds.instance), plan, engine, chat, sampling, rules, on_finished)
+            return spec.player.play(lambda seeds: draw(seeds.instance), plan, engine, chat, sampling, rules, on_finished, follow)
+        if follow is not None and num_open is not None:
+            stream = _EpisodeStream(self, num_open, chat, rules, follow)
+            engine.run(stream.open(plan), sampling, on_finished, stream)
+            return []
         episodes = self.episodes(plan, chat, rules)
         engine.run(episodes, sampling, on_finished)
         return [episode.trajectory for episode in episodes]
@@ -185,16 +195,14 @@ class EnvPool:
         """An episode for every entry of the plan, each with an environment of its own."""
         counts = Counter(seeds.env_index for seeds in plan)
         envs = {index: iter(self._environments(index, count)) for index, count in counts.items()}
-        metrics = {index: _metrics_of(self.specs[index].name) for index in counts}
-        return [
-            Episode(next(envs[seeds.env_index]), chat, seeds, rules, self.specs[seeds.env_index].label, metrics[seeds.env_index])
-            for seeds in plan
-        ]
+        return [self._episode(next(envs[seeds.env_index]), seeds, chat, rules) for seeds in plan]
 
     def episode(self, seeds: EpisodeSeeds, chat: PromptFormat, rules: EpisodeRules, slot: int, num_slots: int) -> Episode:
         """One episode in the environment of a slot: players that take one episode after the other keep an environment each."""
+        return self._episode(self._environments(seeds.env_index, num_slots)[slot], seeds, chat, rules)
+
+    def _episode(self, env: Env, seeds: EpisodeSeeds, chat: PromptFormat, rules: EpisodeRules) -> Episode:
         spec = self.specs[seeds.env_index]
-        env = self._environments(seeds.env_index, num_slots)[slot]
         return Episode(env, chat, seeds, rules, spec.label, _metrics_of(spec.name))
 
     def close(self) -> None:
@@ -223,6 +231,35 @@ class EnvPool:
             self._addresses[index] = addresses
             pools = self._pools[index] = [make_envs(name, spec.options, each, spec.step_timeout) for name in names]
         return [env for turn in zip(*(pool.envs for pool in pools), strict=True) for env in turn]
+
+
+class _EpisodeStream:
+    """Episodes that follow one another (core.protocols.FollowUp): one begins in the environment of another that has ended."""
+
+    def __init__(self, pool: EnvPool, num_open: Mapping[int, int], chat: ChatFormat, rules: EpisodeRules, follow: Follow) -> None:
+        self._free = {index: deque(pool._environments(index, count)[:count]) for index, count in num_open.items()}
+        self._pool, self._chat, self._rules, self._follow = pool, chat, rules, follow
+        self.num_open = sum(num_open.values())
+        self._taken: dict[Conversation, tuple[int, Env, Episode]] = {}
+        self._waiting: deque[EpisodeSeeds] = deque()
+        """Episodes that wait for an environment."""
+
+    def __call__(self, ended: Conversation) -> list[Episode]:
+        index, env, episode = self._taken.pop(ended)
+        self._free[index].append(env)
+        return self.open(self._follow(episode.trajectory))
+
+    def open(self, plan: Sequence[EpisodeSeeds]) -> list[Episode]:
+        """The episodes that can begin; the others wait."""
+        waiting, self._waiting, opened = [*self._waiting, *plan], deque(), list[Episode]()
+        for seeds in waiting:
+            if free := self._free[seeds.env_index]:
+                env = free.popleft()
+                opened.append(episode := self._pool._episode(env, seeds, self._chat, self._rules))
+                self._taken[episode] = (seeds.env_index, env, episode)
+            else:
+                self._waiting.append(seeds)
+        return opened
 
 
 def present_workers(name: str, workers: Callable[[], list[str]]) -> list[str]:
@@ -258,8 +295,13 @@ def play_plan(
     on_finished: Callable[[], None] | None = None,
     *,
     error_retries: int = 1,
+    early: EarlyRules | None = None,
 ) -> list[Group]:
-    """Play every episode of the plan and group the trajectories by prompt; see the module docstring on errors."""
+    """Play every episode of the plan and group the trajectories by prompt; see the module docstring on errors. `early`: play what it chooses."""
+    if early is not None:
+        places = Places(plan, early, error_retries)
+        pool.play(places.begin(), engine, chat, sampling, rules, on_finished, places.take, places.num_open)
+        return places.groups()
     done: dict[int, Trajectory] = {}
     for attempt in range(1 + error_retries):
         left = [n for n in range(len(plan)) if n not in done or done[n].stop_reason is StopReason.ENV_ERROR]
@@ -274,11 +316,10 @@ def play_plan(
 
 def group_trajectories(trajectories: Iterable[Trajectory]) -> list[Group]:
     """Trajectories by prompt, in the order in which the prompts appear; errored ones apart."""
-    groups: dict[int, Group] = {}
+    groups: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
-        group = groups.setdefault(trajectory.group, Group(trajectory.group, trajectory.seed, [], env=trajectory.env))
-        (group.errored if trajectory.stop_reason in ERRORED else group.trajectories).append(trajectory)
-    return list(groups.values())
+        groups.setdefault(trajectory.group, []).append(trajectory)
+    return [as_group(members) for members in groups.values()]
 
 
 def error_note(groups: Sequence[Group]) -> str | None:
@@ -343,23 +384,26 @@ class Sampler:
         pool: EnvPool | None = None,
         first_turn_only: bool = False,
         quiet: bool = False,
+        early: EarlyRules | None = None,
     ) -> list[Group]:
         """Play a plan, each rank its groups; where memory runs out on any rank, once more from the start with half the rows on all.
 
-        Returns the groups of all ranks, in plan order. `quiet`: progress is not reported.
+        Returns the groups of all ranks, in plan order. `quiet`: progress is not reported. `early`: which of the plan is played is decided meanwhile.
         """
         pool, rules = pool or self.pool, dataclasses.replace(self.rules, first_turn_only=first_turn_only)
         numbers = list(dict.fromkeys(seeds.group for seeds in plan))
-        own = set(numbers[self._ranks.rank :: self._ranks.size])
+        num_places = len(numbers) if early is None else early.num_places
+        own = {number for n, number in enumerate(numbers) if n % num_places % self._ranks.size == self._ranks.rank}
         own_plan = [seeds for seeds in plan if seeds.group in own]
+        num_expected = len(own_plan) * num_places // max(1, len(numbers))
 
         def play() -> tuple[list[Group], EngineStatistics]:
             if not quiet:
-                self._on_stage(stage, len(own_plan))
+                self._on_stage(stage, num_expected)
             with memory_boundary(stage, f"lower rollout.max_rows (now {self.max_rows})"):
                 on_finished = None if quiet else self._on_finished
                 retries = self._error_retries
-                groups = play_plan(pool, own_plan, self.engine, self.chat, sampling, rules, on_finished, error_retries=retries)
+                groups = play_plan(pool, own_plan, self.engine, self.chat, sampling, rules, on_finished, error_retries=retries, early=early)
             return groups, self.engine.statistics
 
         halved, num_outdated = False, 0

@@ -68,7 +68,13 @@ class StepRecord:
 
 
 def trajectory_record(
-    trajectory: Trajectory, step: int, split: str, kept: bool, placeholder: int = 0, choice: Mapping[str, Any] | None = None
+    trajectory: Trajectory,
+    step: int,
+    split: str,
+    kept: bool,
+    placeholder: int = 0,
+    choice: Mapping[str, Any] | None = None,
+    decision: str | None = None,
 ) -> dict[str, Any]:
     """One episode, ready for JSON; its pictures are files beside the record (images.py), which the caller hands to the store.
 
@@ -76,6 +82,7 @@ def trajectory_record(
         kept: whether the filter let its group into the update.
         placeholder: the model's own image token, which stands in the place of every patch.
         choice: why its prompt was chosen (`Group.choice`).
+        decision: what was decided about its group after the first members, where that is decided early.
     """
     return {
         "step": step,
@@ -91,6 +98,7 @@ def trajectory_record(
         "measures": {name: _finite(value) for name, value in sorted(trajectory.measures.items())},
         "kept": kept,
         **({"choice": dict(choice)} if choice else {}),
+        **({} if decision is None else {"decision": str(decision)}),
         "turns": [_turn_record(turn, placeholder) for turn in trajectory.turns],
     }
 

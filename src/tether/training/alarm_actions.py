@@ -20,6 +20,9 @@ from tether.training.checkpoint import rollback
 from tether.training.hooks import Hook, Run, write_record
 from tether.training.settings import RunSettings
 
+FIRST_SCORE, RECENT_STEPS = "groups/first_score/", 10
+"""Early decision compares a prompt with the mean of these metrics, by environment, over so many steps."""
+
 
 class AlarmActions(Hook):
     """The state that alarm actions change, and the actions themselves."""
@@ -62,8 +65,15 @@ class AlarmActions(Hook):
 
     def filter_inputs(self, records: Sequence[StepRecord]) -> FilterInputs:
         """What the filter of the next batch is told: the share to keep, and the ratios of the recent steps that count."""
-        ratios = [record.metrics["groups/rv_ratio"] for record in self.counting(records) if "groups/rv_ratio" in record.metrics]
-        return FilterInputs(self.keep, tuple(ratios[len(ratios) - min(self._filter.auto_steps - 1, len(ratios)) :]))
+        counting = self.counting(records)
+        ratios = [record.metrics["groups/rv_ratio"] for record in counting if "groups/rv_ratio" in record.metrics]
+        scores: dict[str, list[float]] = {}
+        for record in counting[-RECENT_STEPS:]:
+            for name, value in record.metrics.items():
+                if name.startswith(FIRST_SCORE):
+                    scores.setdefault(name.removeprefix(FIRST_SCORE), []).append(value)
+        recent = {env: sum(values) / len(values) for env, values in scores.items()}
+        return FilterInputs(self.keep, tuple(ratios[len(ratios) - min(self._filter.auto_steps - 1, len(ratios)) :]), recent)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep."""

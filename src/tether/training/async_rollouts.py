@@ -17,14 +17,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from tether.algorithms.filters.group_filter import GroupFilter
-from tether.core.enums import FinishReason, StopReason
+from tether.core.enums import Decision, FinishReason, StopReason
 from tether.core.errors import CheckpointError
 from tether.core.images import Image
 from tether.core.protocols import AsyncEngine, EngineStatistics
 from tether.core.types import Group, Trajectory, Turn
 from tether.rollout.prompt_memory import PromptChooser, PromptMemory
-from tether.rollout.sampler import Sampler, check_resets, training_plan
+from tether.rollout.sampler import Sampler, check_resets
 from tether.runs.schema import images_of
 from tether.training.batch import FilterInputs, Rollouts, SampledBatch, sample_batch, selected_again
 from tether.training.callbacks import Callback
@@ -71,7 +70,7 @@ class AsyncRollouts(Rollouts):
         try:
             for number, batch in json.loads(state or "{}").items():
                 future: Future[BatchAhead] = Future()
-                future.set_result(_from_json(batch, self._settings.filter))
+                future.set_result(_from_json(batch, self._settings))
                 self._batches[int(number)] = future
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
@@ -130,10 +129,9 @@ class AsyncRollouts(Rollouts):
         settings, sampler, statistics = self._settings, self._sampler, list[EngineStatistics]()
 
         def play(count: int, first: int) -> list[Group]:
-            plan = training_plan(settings.seed, step, count, settings.rollout.group_size, first, sampler.pool.weights, choose)
-            groups = sampler.collect(plan, settings.sampling(), quiet=True)
+            groups = self.play(step, count, first, inputs, choose, quiet=True)
             statistics.append(sampler.statistics)
-            return groups if choose is None else choose.marked(groups)
+            return groups
 
         if self._failure is not None:  # one batch failed: those after it would, too
             raise self._failure
@@ -143,7 +141,8 @@ class AsyncRollouts(Rollouts):
                 self._published = self._engine.publish(snapshot)
             else:  # a server that is restarted while the learner trains must get these weights, not the learner's
                 self._engine.adopt(snapshot)
-            sampled = sample_batch(play, settings.rollout.num_groups, inputs.rules(settings.filter), inputs.ratios)
+            chosen = settings.rollout
+            sampled = sample_batch(play, chosen.num_groups, inputs.rules(settings.filter), inputs.ratios, chosen.first_members)
         except BaseException as error:
             self._failure = error
             raise
@@ -189,13 +188,16 @@ def _plain(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return {name: [image.digest for image in value] if name == "images" else value for name, value in fields}
 
 
-def _from_json(data: Mapping[str, Any], rules: GroupFilter) -> BatchAhead:
+def _from_json(data: Mapping[str, Any], settings: RunSettings) -> BatchAhead:
     inputs = FilterInputs(data["keep"], tuple(data["ratios"]))
     images = {digest: Image.read(base64.b64decode(png)) for digest, png in data.get("images", {}).items()}
     groups = [
         Group(**{**group, **{name: _trajectories(group[name], images) for name in ("trajectories", "errored")}}) for group in data["groups"]
     ]
-    sampled = selected_again(groups, data["num_first"], data["num_rounds"], data["num_wanted"], inputs.rules(rules), inputs.ratios)
+    for group in groups:
+        group.decision = None if group.decision is None else Decision(group.decision)
+    counts = (data["num_first"], data["num_rounds"], data["num_wanted"])
+    sampled = selected_again(groups, *counts, inputs.rules(settings.filter), inputs.ratios, settings.rollout.first_members)
     return BatchAhead(sampled, inputs, data["published"])
 
 

@@ -69,7 +69,7 @@ def write_trajectories(run: Run, step: int, split: str, groups: Sequence[Group],
     if run.store.writes:
         played = [(t, group) for group in groups for t in (*group.trajectories, *group.errored)]
         placeholder = run.learner.policy.placeholder_id
-        records = [trajectory_record(t, step, split, g.index in kept and not t.error, placeholder, g.choice) for t, g in played]
+        records = [trajectory_record(t, step, split, g.index in kept and not t.error, placeholder, g.choice, g.decision) for t, g in played]
         run.store.append_trajectories(records, images=images_of(t for t, _ in played))
 
 

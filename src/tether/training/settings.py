@@ -119,6 +119,16 @@ class RolloutSettings(Settings):
     """Prompts per step, P."""
     group_size: Annotated[int, Field(ge=1, le=MOST_EPISODES)] = 16
     """Trajectories per prompt, G."""
+    first_members: Annotated[int, Field(ge=0)] = 0
+    """Early decision: play so many trajectories of a prompt, and the others only where they are worth it; else try another prompt. 0 turns it off."""
+    oversample: Positive = 1
+    """Early decision: prompts that are tried at a time for each group wanted. 1 tries none in vain, more fill rows that would be idle."""
+    max_tries: Positive = 8
+    """Early decision: prompts that are tried for each group wanted, at most; without one that is worth it the batch is smaller."""
+    explore: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Early decision: the share of prompts not worth it that are played whole all the same."""
+    reweight_explored: bool = False
+    """Early decision: weigh these by 1 / explore, so that the expected gradient is that of a run without early decision; its variance grows."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Sampling temperature of training."""
     top_k: Annotated[int, Field(ge=0)] = 0
@@ -192,6 +202,21 @@ class RolloutSettings(Settings):
                 f"has precision {self.precision}, but engine is {self.engine}, and only the native engine rounds weights for sampling; leave precision "
                 "out, and tell the server itself if it can do so"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _decides_early(self) -> "RolloutSettings":
+        if not self.first_members:
+            return self
+        if self.first_members == 1:
+            raise ValueError("has first_members 1, and one trajectory shows no variance; give 2 or more, or 0 for no early decision")
+        if self.first_members > self.group_size:
+            raise ValueError(
+                f"has first_members {self.first_members}, more than group_size {self.group_size}; give at most {self.group_size}, "
+                "or raise group_size"
+            )
+        if self.reweight_explored and not self.explore:
+            raise ValueError("has reweight_explored, but explore is 0: no explored prompt can stand for the others; raise explore")
         return self
 
     @property
@@ -436,6 +461,26 @@ class RunSettings(Settings):
             raise ValueError(
                 f"rollout.group_size is {self.rollout.group_size}, and rollout.prompt_memory needs at least 2 trajectories per prompt to see a "
                 "variance; raise group_size or set rollout.prompt_memory.candidates=0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _decides_as_it_filters(self) -> "RunSettings":
+        """Early decision seeks a large spread within the group: refuse a filter that seeks something else."""
+        if not self.rollout.first_members:
+            return self
+        chosen, advice = self.filter, "or set rollout.first_members=0"
+        if chosen.score not in SPREAD_SCORES:
+            raise ValueError(
+                f"rollout.first_members decides by a spread within the group, and filter.score is '{chosen.score}'; "
+                f"choose {', '.join(sorted(SPREAD_SCORES))}, {advice}"
+            )
+        if chosen.order != "largest":
+            raise ValueError(f"rollout.first_members seeks large scores, and filter.order is '{chosen.order}'; choose largest, {advice}")
+        if chosen.strategy in ("band", "auto"):
+            raise ValueError(
+                f"filter.strategy '{chosen.strategy}' looks at the scores of all prompts, and rollout.first_members plays the best of them whole; "
+                f"choose top_p, top_k, min_p or all, {advice}"
             )
         return self
 

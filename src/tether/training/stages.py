@@ -21,7 +21,7 @@ from tether.diagnostics.alarms.repetition import rollout_repetition
 from tether.diagnostics.gradients import NO_MEMORY, decompose_gradients, gradient_metrics
 from tether.diagnostics.monitor import Health, step_work
 from tether.diagnostics.pairs import ProbeRows, differing_prompts_note, probe_rows, rollout_rows
-from tether.diagnostics.summary import group_summary, rollout_summary
+from tether.diagnostics.summary import COUNTS, rollout_summary
 from tether.models.hardware import memory_boundary
 from tether.models.policy import Policy
 from tether.rollout.engines.connection import default_tolerance
@@ -72,17 +72,20 @@ def diagnose(run: TrainedRun, step: int, sampled: SampledBatch) -> Health:
     the one that wrote it. A diagnosis that fails is on the record with its cause, and training continues."""
     settings, monitor = run.settings, run.monitor
     rows: dict[str, Any] = rollout_rows(sampled.first_round)
-    rollout = rollout_summary(sampled.groups, mixed=len(settings.environments()) > 1)
+    unselected = sampled.unselected
+    rollout = rollout_summary(unselected, mixed=len(settings.environments()) > 1)
+    if settings.rollout.first_members:  # counts are of all that was played, shares and means of what no choice was made on
+        rollout |= {name: value for name, value in rollout_summary(sampled.groups).items() if name in COUNTS}
     if not run.sampler.engine.capabilities.shares_weights:
         versions = [version for group in sampled.groups for t in group.trajectories for turn in t.turns for version in turn.versions]
         rollout["staleness"] = sum(step - 1 - version for version in versions) / max(1, len(versions))  # updates behind, on average
         earlier = run.alarm_actions.counting(run.records)
         if earlier and "update/mismatch" in earlier[-1].metrics:
             rollout["mismatch_before"] = earlier[-1].metrics["update/mismatch"]
-    rollout |= rollout_repetition(sampled.groups, settings.alarms.rules.repeated_part)
+    rollout |= rollout_repetition(unselected, settings.alarms.rules.repeated_part)
     metrics = StepMetrics()
     metrics.put("rollout", rollout)
-    metrics.put("groups", group_summary(sampled.groups, sampled.selection))
+    metrics.put("groups", sampled.summary)
     work = step_work(sampled.groups, sampled.kept, settings.learner.epochs)
     probe = partial(_sample_probe, run, step - 1) if settings.diagnosis.probe_prompts else None
     with timed(run, "diagnosis") if monitor.is_due(step) else nullcontext():
@@ -161,7 +164,8 @@ def advantages(run: TrainedRun, sampled: SampledBatch) -> tuple[Batch, dict[str,
         return batch, {}
     with timed(run, "advantages"), _memory_bounded(run, "advantages"):
         batch, estimates = run.estimator.complete(batch)
-    return reweight_batch(batch, sampled, run.settings.filter), estimates
+    chosen = run.settings.rollout
+    return reweight_batch(batch, sampled, run.settings.filter, 1 / chosen.explore if chosen.reweight_explored else 1.0), estimates
 
 
 def check_sampler(run: TrainedRun, step: int, sampled: SampledBatch, batch: Batch) -> dict[str, float]:

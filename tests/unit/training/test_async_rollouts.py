@@ -232,7 +232,7 @@ def test_a_batch_comes_back_from_json_as_it_was(run: RunStore, tiny: Any) -> Non
     inputs = FilterInputs(0.7, (1.25,))
     sampled = sample_batch(lambda count, first: groups[first : first + count], 3, inputs.rules(settings.filter), inputs.ratios)
     data = json.loads(json.dumps(_to_json(BatchAhead(sampled, inputs, {"probe_difference": 1e-7}))))
-    again = _from_json(data, settings.filter)
+    again = _from_json(data, settings)
     assert (
         again.sampled.groups == sampled.groups and again.sampled.kept == sampled.kept and again.sampled.first_round == sampled.first_round
     )

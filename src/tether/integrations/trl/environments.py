@@ -250,7 +250,7 @@ class TrainerEngine:
         self._trainer, self._stop = trainer, stop
         self.statistics = EngineStatistics()
 
-    def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Any = None) -> None:
+    def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Any = None, follow_up: Any = None) -> None:
         self.statistics = EngineStatistics()
         live: list[tuple[Conversation, list[int]]] = []
         filler: list[int] = []

@@ -113,12 +113,12 @@ class ContinuousBatch:
         stop: StopRule,
         statistics: EngineStatistics,
         cache: str,
-        on_finished: Callable[[], None] | None,
+        on_ended: Callable[[Conversation], None] | None,
         kept: KeptSlots | None,
         speculative_tokens: int,
     ) -> None:
         self._decoder, self._stop, self._statistics, self._cache = decoder, stop, statistics, cache
-        self._on_finished = on_finished
+        self._on_ended = on_ended
         self._kept = kept
         self._speculative_tokens = speculative_tokens
         self._beside = speculative_tokens > 0 and decoder.prefills_beside
@@ -166,7 +166,7 @@ class ContinuousBatch:
             row = _Row(*queue.popleft())
             feed = row.conversation.begin()
             if feed is None:
-                self._notify_finished()
+                self._notify_ended(row)
                 return
             if callable(feed):
                 row.pending = feed
@@ -445,7 +445,7 @@ class ContinuousBatch:
         """Take the next prompt of a row, for which it waits; None frees its slot."""
         if feed is None:
             self._end(row)
-            self._notify_finished()
+            self._notify_ended(row)
             return
         if isinstance(feed, ContextReset):
             self._release(row)
@@ -472,9 +472,9 @@ class ContinuousBatch:
             self._kept.drop(row.slot)
         self._is_full = False
 
-    def _notify_finished(self) -> None:
-        if self._on_finished is not None:
-            self._on_finished()
+    def _notify_ended(self, row: _Row) -> None:
+        if self._on_ended is not None:
+            self._on_ended(row.conversation)
 
 
 @lru_cache(maxsize=1024)

@@ -43,7 +43,9 @@ class ConversationDriver(ABC, Generic[T]):
         self._num_rows = num_rows
         self._num_open = 0
         """Conversations that have begun and not ended."""
-        self._num_sent = 0
+        self._num_sent = self._num_threads = 0
+        self._waiting: deque[Callable[[], T]] = deque()
+        """Conversations that have not begun."""
         self._pending: deque[tuple[T, PromptFuture]] = deque()
         """Conversations whose environment has not answered."""
         self._jobs: queue.SimpleQueue[tuple[T, Callable[[], Any]] | None] = queue.SimpleQueue()
@@ -51,13 +53,11 @@ class ConversationDriver(ABC, Generic[T]):
 
     def drive(self, openings: Iterable[Callable[[], T]]) -> None:
         """Play every conversation to its end. Each is opened when there is a row for it."""
-        waiting = deque(openings)
-        for _ in range(min(self._num_rows, len(waiting))):
-            threading.Thread(target=self._carry, daemon=True, name=type(self).__name__).start()
+        self.add(openings)
         try:
-            while waiting or self._num_open:
-                while waiting and self._num_open < self._num_rows:
-                    self.begin(waiting.popleft()())
+            while self._waiting or self._num_open:
+                while self._waiting and self._num_open < self._num_rows:
+                    self.begin(self._waiting.popleft()())
                 self.check_cancelled()
                 if self._num_sent and (not self._pending or not self._answers.empty()):
                     try:
@@ -70,8 +70,16 @@ class ConversationDriver(ABC, Generic[T]):
                     track, future = self._pending.popleft()
                     self.feed(track, future())
         finally:
-            for _ in range(self._num_rows):
+            for _ in range(self._num_threads):
                 self._jobs.put(None)
+            self._num_threads = 0
+
+    def add(self, openings: Iterable[Callable[[], T]]) -> None:
+        """More conversations to play."""
+        self._waiting.extend(openings)
+        for _ in range(min(self._num_rows, self._num_open + len(self._waiting)) - self._num_threads):
+            threading.Thread(target=self._carry, daemon=True, name=type(self).__name__).start()
+            self._num_threads += 1
 
     def begin(self, track: T) -> None:
         self._num_open += 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tether.core.errors import BadInput
-from tether.core.protocols import Conversation, EngineCapabilities, EngineStatistics, Sampling
+from tether.core.protocols import Conversation, EngineCapabilities, EngineStatistics, FollowUp, Sampling
 from tether.models.fast.decoding.protocol import Decoder
 from tether.models.fast_path import decoder_for
 from tether.models.policy import Policy
@@ -96,12 +96,28 @@ class NativeEngine:
             assert self._decoder is not None  # whose slots they are
             self._decoder.release(slot)
 
-    def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
-        """Drive every conversation to its end."""
+    def run(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: Sampling,
+        on_finished: Callable[[], None] | None = None,
+        follow_up: FollowUp | None = None,
+    ) -> None:
+        """Drive every conversation to its end; what follows one is admitted as soon as there is a slot."""
         queue = deque(Admission(conversation, sampling) for conversation in conversations)
-        self.play(queue, on_finished, num_slots=min(self._max_rows, max(1, len(queue))))
 
-    def play(self, queue: deque[Admission], on_finished: Callable[[], None] | None = None, *, num_slots: int | None = None) -> None:
+        def on_ended(conversation: Conversation) -> None:
+            if on_finished is not None:
+                on_finished()
+            if follow_up is not None:
+                queue.extend(Admission(more, sampling) for more in follow_up(conversation))
+
+        num_open = len(queue) if follow_up is None else follow_up.num_open
+        self.play(queue, on_ended, num_slots=min(self._max_rows, max(1, num_open)))
+
+    def play(
+        self, queue: deque[Admission], on_ended: Callable[[Conversation], None] | None = None, *, num_slots: int | None = None
+    ) -> None:
         """Drive every conversation of a queue to its end, each with its own sampling.
 
         Another thread may append to the queue meanwhile: new conversations are admitted between two calls of the decoder, beside those that
@@ -110,7 +126,7 @@ class NativeEngine:
         self.statistics = EngineStatistics()
         decoder = self._decoder_for(num_slots or self._max_rows)
         cache = "half of the free memory" if self._cache_gb is None else f"rollout.cache_gb={self._cache_gb:g}"
-        batch = ContinuousBatch(decoder, self._stop, self.statistics, cache, on_finished, self._kept, self._speculative_tokens)
+        batch = ContinuousBatch(decoder, self._stop, self.statistics, cache, on_ended, self._kept, self._speculative_tokens)
         try:
             batch.play(queue)
         except BaseException:

@@ -8,7 +8,9 @@ A file holds one JSON value per line: the list of one conversation's responses, 
 n takes line n modulo the number of lines; a conversation that outlasts its list repeats the last response.
 """
 
+import itertools
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput
-from tether.core.protocols import ContextReset, Conversation, EngineCapabilities, EngineStatistics, Sampling, settled
+from tether.core.protocols import ContextReset, Conversation, EngineCapabilities, EngineStatistics, FollowUp, Sampling, settled
 from tether.core.types import Completion
 
 Respond = Callable[[str, int, int], str]
@@ -35,12 +37,22 @@ class ScriptedEngine:
         self.tokenizer = tokenizer
         self.statistics = EngineStatistics()
 
-    def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
+    def run(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: Sampling,
+        on_finished: Callable[[], None] | None = None,
+        follow_up: FollowUp | None = None,
+    ) -> None:
         self.statistics = EngineStatistics()
-        for number, conversation in enumerate(conversations):
-            self._play(conversation, number, sampling)
+        queue = deque(conversations)
+        for number in itertools.count():
+            if not queue:
+                break
+            self._play(conversation := queue.popleft(), number, sampling)
             if on_finished is not None:
                 on_finished()
+            queue.extend(follow_up(conversation) if follow_up is not None else ())
 
     def sync(self, version: int | None = None) -> dict[str, float]:
         """There are no weights."""

@@ -42,6 +42,7 @@ from tether.core.protocols import (
     Conversation,
     EngineCapabilities,
     EngineStatistics,
+    FollowUp,
     Sampling,
     SingleProcess,
     server_addresses,
@@ -352,12 +353,20 @@ class ServerEngine:
 
     # -------------------------------------------------------------------------------------------------------------- sampling
 
-    def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
+    def run(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: Sampling,
+        on_finished: Callable[[], None] | None = None,
+        follow_up: FollowUp | None = None,
+    ) -> None:
         """Drive every conversation to its end."""
         self.statistics = EngineStatistics()
         with self._connections():
             self.recover()
-            _Run(self, sampling, on_finished, self._max_rows).drive(partial(_Row, conversation) for conversation in conversations)
+            _Run(self, sampling, on_finished, self._max_rows, follow_up).drive(
+                partial(_Row, conversation) for conversation in conversations
+            )
 
     def least_loaded(self) -> ServerConnection:
         """The server that works on the fewest requests of this rank; of equal ones each rank begins with another."""
@@ -383,9 +392,16 @@ class ServerEngine:
 class _Run(ConversationDriver[_Row]):
     """The conversations of one run."""
 
-    def __init__(self, engine: ServerEngine, sampling: Sampling, on_finished: Callable[[], None] | None, num_rows: int) -> None:
+    def __init__(
+        self,
+        engine: ServerEngine,
+        sampling: Sampling,
+        on_finished: Callable[[], None] | None,
+        num_rows: int,
+        follow_up: FollowUp | None,
+    ) -> None:
         super().__init__(num_rows)
-        self._engine, self._sampling, self._on_finished = engine, sampling, on_finished
+        self._engine, self._sampling, self._on_finished, self._follow_up = engine, sampling, on_finished, follow_up
         self._republished = 0
 
     def check_cancelled(self) -> None:
@@ -395,6 +411,8 @@ class _Run(ConversationDriver[_Row]):
         super().end(track)
         if self._on_finished is not None:
             self._on_finished()
+        if self._follow_up is not None:
+            self.add(partial(_Row, conversation) for conversation in self._follow_up(track.conversation))
 
     def ask(self, track: _Row, num_fed: int) -> None:
         self._engine.statistics.fed_tokens += num_fed

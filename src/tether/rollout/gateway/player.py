@@ -15,7 +15,7 @@ from tether.core.types import Trajectory
 from tether.models.chat import ChatFormat
 from tether.models.messages import AgentChat
 from tether.rollout.engines.native import NativeEngine
-from tether.rollout.episode import EpisodeRules, EpisodeSeeds
+from tether.rollout.episode import EpisodeRules, EpisodeSeeds, Follow
 from tether.rollout.gateway.agents import Agent
 from tether.rollout.gateway.episodes import LABEL, AgentRules, EpisodePlayer
 from tether.rollout.gateway.workers import AgentWorkers, NotSendable
@@ -48,8 +48,9 @@ class AgentPlayer:
         sampling: Sampling,
         rules: EpisodeRules,
         on_finished: Callable[[], None] | None,
+        follow: Follow | None = None,
     ) -> list[Trajectory]:
-        """An episode for every entry of the plan, in its order."""
+        """An episode for every entry of the plan, in its order, and what `follow` says behind them."""
         if not isinstance(engine, NativeEngine):
             raise BadInput(f"agents are played with rollout.engine=native, not with '{engine.backend}'")
         self._open(chat)
@@ -57,9 +58,9 @@ class AgentPlayer:
         thread = EngineThread(engine)
         try:
             if self._workers is not None:
-                found = self._workers.play(thread, tasks, plan, sampling, rules, on_finished)
+                found = self._workers.play(thread, tasks, plan, sampling, rules, on_finished, follow)
             else:
-                found = self._play_here(thread, tasks, plan, sampling, rules, on_finished)
+                found = self._play_here(thread, tasks, plan, sampling, rules, on_finished, follow)
         finally:
             thread.close()
         engine.statistics = thread.statistics
@@ -91,6 +92,7 @@ class AgentPlayer:
         sampling: Sampling,
         rules: EpisodeRules,
         on_finished: Callable[[], None] | None,
+        follow: Follow | None,
     ) -> list[Trajectory]:
         player = self._here
         assert player is not None
@@ -99,14 +101,17 @@ class AgentPlayer:
         async def play_all() -> list[Trajectory]:
             places = asyncio.Semaphore(self.rules.concurrency)
 
-            async def one(seeds: EpisodeSeeds) -> Trajectory:
+            async def each(seeds: Sequence[EpisodeSeeds]) -> list[Trajectory]:
+                return [trajectory for played in await asyncio.gather(*map(one, seeds)) for trajectory in played]
+
+            async def one(seeds: EpisodeSeeds) -> list[Trajectory]:
                 async with places:
                     trajectory = await player.play(tasks(seeds), seeds, sampling, rules)
                 if on_finished is not None:
                     on_finished()
-                return trajectory
+                return [trajectory, *(await each(follow(trajectory)) if follow is not None else ())]
 
-            return list(await asyncio.gather(*(one(seeds) for seeds in plan)))
+            return await each(plan)
 
         try:
             found = asyncio.run(play_all())

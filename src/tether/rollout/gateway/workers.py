@@ -13,6 +13,7 @@ import itertools
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -30,7 +31,7 @@ from tether.core.types import Completion, Trajectory
 from tether.models.chat import ChatFormat
 from tether.models.messages import AgentChat
 from tether.models.vision import Vision
-from tether.rollout.episode import EpisodeRules, EpisodeSeeds
+from tether.rollout.episode import EpisodeRules, EpisodeSeeds, Follow
 from tether.rollout.gateway.agents import Agent
 from tether.rollout.gateway.episodes import LABEL, AgentRules, EpisodePlayer
 from tether.rollout.serving.response import ResponseRequest, Submits
@@ -113,15 +114,16 @@ class AgentWorkers:
         sampling: Sampling,
         rules: EpisodeRules,
         on_finished: Callable[[], None] | None,
+        follow: Follow | None,
     ) -> list[Trajectory]:
-        """An episode for every entry of the plan, in its order."""
-        waiting, found = list(reversed(range(len(plan)))), dict[int, Trajectory]()
+        """An episode for every entry of the plan, in its order, and what `follow` says behind them."""
+        plan, waiting, found = list(plan), deque(range(len(plan))), dict[int, Trajectory]()
         deaths, self._num_plays = 0, self._num_plays + 1
         try:
             while len(found) < len(plan):
                 self._workers += [_Worker(self._made, self._heard) for _ in range(self._rules.workers - len(self._workers))]
                 while waiting and sum(len(worker.playing) for worker in self._workers) < self._rules.concurrency:
-                    worker, number = min(self._workers, key=lambda worker: len(worker.playing)), waiting.pop()
+                    worker, number = min(self._workers, key=lambda worker: len(worker.playing)), waiting.popleft()
                     worker.playing[number] = plan[number]
                     worker.send(("play", number, tasks(plan[number]), plan[number], sampling, rules))
                 worker, message = self._heard.get()
@@ -144,9 +146,12 @@ class AgentWorkers:
                         ended[number] = trajectory
                     self._notes |= dict.fromkeys(notes)
                 found |= ended
-                for _ in ended:
+                for trajectory in ended.values():
                     if on_finished is not None:
                         on_finished()
+                    if follow is not None:
+                        plan += (more := follow(trajectory))
+                        waiting.extend(range(len(plan) - len(more), len(plan)))
         except BaseException:
             self.close()  # they play on what nobody waits for
             raise
