@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from harness.statistics import Floats, bootstrapped, rank_correlations
+from harness.statistics import Floats, bootstrapped, rank_correlations, with_seeds
 from tether.core.config import Settings
 from tether.core.intervals import Estimate, contrast, level, mean_of, spearman, sum_bounds
 from tether.runs.quantities import Curves, Quantity
@@ -53,6 +53,16 @@ class Outcomes:
     """The finished cells of an experiment at one scale. Example: Outcomes([RunNumbers("sokoban", "top_p", 0, 150, {...})])."""
 
     runs: Sequence[RunNumbers]
+    planned_seeds: int | None = None
+    """Judge as if there were so many seeds, with the effects and the spread of those that there are, and power 0.8; None: as they are."""
+
+    @property
+    def num_seeds(self) -> int:
+        return len({run.seed for run in self.runs})
+
+    def decided_on(self, estimate: Estimate) -> Estimate:
+        """The estimate that a decision is made on."""
+        return estimate if self.planned_seeds is None else with_seeds(estimate, self.planned_seeds, self.num_seeds)
 
     def values(self, env: str, arm: str, quantity: Quantity) -> dict[int, float]:
         """The quantity by seed, of the cells that have it."""
@@ -170,7 +180,7 @@ class Above(_Rule):
             if mean is not None and quantity.bounds is not None:
                 mean = mean.within(sum_bounds(list(self.contrast.values()), quantity.bounds))
             estimates = {f"mean of {', '.join(self.environments)}": mean}
-        findings = [self._finding(f"{env}: {label}", estimate, quantity) for env, estimate in estimates.items()]
+        findings = [self._finding(f"{env}: {label}", estimate, quantity, outcomes) for env, estimate in estimates.items()]
         combine = most_of if self.over == "most" else all_of
         return Judgement(combine([finding.verdict for finding in findings]), findings)
 
@@ -179,10 +189,10 @@ class Above(_Rule):
         arms = [(weight, outcomes.values(env, arm, quantity)) for arm, weight in self.contrast.items()]
         return contrast(arms, quantity.bounds) if all(values for _, values in arms) else None
 
-    def _finding(self, label: str, estimate: Estimate | None, quantity: Quantity) -> Finding:
+    def _finding(self, label: str, estimate: Estimate | None, quantity: Quantity, outcomes: Outcomes) -> Finding:
         if estimate is None:
             return Finding(label, Verdict.NOT_RUN)
-        return Finding(label, decide(_shifted(estimate, self.slack), self.margin), estimate, quantity)
+        return Finding(label, decide(_shifted(outcomes.decided_on(estimate), self.slack), self.margin), estimate, quantity)
 
 
 class Ordered(_Rule):
@@ -219,12 +229,12 @@ class Ordered(_Rule):
             return [Finding(order, Verdict.NOT_RUN), Finding(ends, Verdict.NOT_RUN)]
         shared = sorted(set.intersection(*map(set, values)))
         difference = contrast([(1.0, values[0]), (-1.0, values[-1])], quantity.bounds)
-        found = [Finding(ends, decide(difference, self.margin), difference, quantity)]
+        found = [Finding(ends, decide(outcomes.decided_on(difference), self.margin), difference, quantity)]
         if not shared:
             return [Finding(order, Verdict.CANNOT_TELL), *found]
         claimed = list(range(len(values), 0, -1))
         agreement = level([spearman(claimed, [arm[seed] for arm in values]) for seed in shared]).within(CORRELATION)
-        return [Finding(order, decide(agreement, 0.0), agreement), *found]
+        return [Finding(order, decide(outcomes.decided_on(agreement), 0.0), agreement), *found]
 
 
 class Correlation(_Rule):
@@ -259,7 +269,7 @@ class Correlation(_Rule):
             return first - rank_correlations(other[0], y, environments, counts) if other else first
 
         estimate = bootstrapped(statistic, environments)
-        verdict = _signed(estimate, self.sign, self.margin)
+        verdict = _signed(outcomes.decided_on(estimate), self.sign, self.margin)
         return Judgement(verdict, [Finding(label, verdict, estimate)])
 
 
@@ -302,11 +312,12 @@ class Buckets(_Rule):
         estimate = (
             level([spearman(numbers, row) for row in rows]).within(CORRELATION) if self.sign else level([_spread(row) for row in rows])
         )
-        return Finding(label, _signed(estimate, self.sign, self.margin), estimate)
+        return Finding(label, _signed(outcomes.decided_on(estimate), self.sign, self.margin), estimate)
 
 
 class Predicts(_Rule):
-    """Over settings, a quantity of the baseline arm predicts the gain of the other arm (a positive rank correlation)."""
+    """Over settings, a quantity of the baseline arm predicts the gain of the other arm (a positive rank correlation). More seeds make no further
+    settings, so a plan has no number of seeds for it."""
 
     kind: Literal["predicts"]
     pairs: list[tuple[str, str]]

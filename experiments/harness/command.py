@@ -12,10 +12,13 @@ from rich.table import Table
 
 import tether
 from harness.cells import Cell, CellFiles
+from harness.claims import Verdict
 from harness.grid import Library, read_library
 from harness.harvest import harvest
-from harness.page import finding_words, scales_of, write_experiment, write_pages
+from harness.page import finding_words, scales_of, spread_words, write_experiment, write_pages
+from harness.plan import plan
 from harness.results import compare, read_results
+from harness.statistics import POWER
 from tether.cli.console import SafeConsole
 from tether.cli.side_by_side import SweepView, end
 from tether.core.errors import BadInput
@@ -26,6 +29,8 @@ from tether.training.sweep import Trial, parse_seeds
 
 LEFTOVERS = ("checkpoints", "trajectories.jsonl", "trajectories.sqlite", "trajectories.index", "report.html")
 """Of a harvested run; metrics, timings and settings stay."""
+PLANNED = (5, 10, 20, 100)
+"""Numbers of seeds that a plan sums its claims up for."""
 
 
 def reproduce(
@@ -41,6 +46,7 @@ def reproduce(
     no_run: bool,
     smoke: bool,
     list_: bool,
+    plan_: bool = False,
 ) -> None:
     """The verb, with its options."""
     library = read_library(experiments)
@@ -59,6 +65,8 @@ def reproduce(
     if smoke:
         with temporary_folder("tether-smoke-") as folder:
             _smoke(library, names[0], chosen, jobs, folder, console)
+    elif plan_:
+        _plan(library, names, scale, console)
     elif no_run:
         _pages(library, names, scale, console)
     elif again:
@@ -180,6 +188,28 @@ def _pages(library: Library, names: Sequence[str], scale: str, console: Console)
                 console.print(f"    {finding_words(finding)}", highlight=False, markup=False)
         if len(names) == 1:
             console.print(f"written: {library.folder / name / 'README.md'}", highlight=False)
+
+
+def _plan(library: Library, names: Sequence[str], scale: str, console: Console) -> None:
+    """For every open claim: effect and spread of a seed, the seeds that would tell it, and their cost."""
+    console.print(
+        f"Seeds for a power of {POWER:g}, if effects and spread stay what the cells say; seconds are of steps, as the cells took them."
+    )
+    seeds, num_open, num_claims = list[int](), 0, 0
+    for name in names:
+        results = read_results(library, name, scale, CellFiles(library.folder, scale))
+        num_claims += len(results.judgements)
+        for claim, judged in results.judgements:
+            if judged.verdict is not Verdict.CANNOT_TELL:
+                continue
+            found, num_open = plan(claim, judged, results), num_open + 1
+            seeds += [found.seeds] if found.seeds else []
+            more = f"; {found.seconds:.0f} s for the further ones" if found.seeds else ""
+            console.print(f"\n{name}: {claim.text}\n  {found.words()}, has {found.now}{more}", highlight=False, markup=False)
+            for finding in judged.findings:
+                console.print(f"    {finding_words(finding)}{spread_words(finding)}", highlight=False, markup=False)
+    shown = ", ".join(f"{sum(needed <= most for needed in seeds)} need up to {most} seeds" for most in PLANNED)
+    console.print(f"\n{num_open} of {num_claims} claims cannot be told at {scale}: {shown}", highlight=False)
 
 
 def _list(library: Library, console: Console) -> None:

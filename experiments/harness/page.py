@@ -11,13 +11,14 @@ from typing import Any
 import plotly.graph_objects as go
 
 from harness.cells import CellFiles
-from harness.claims import Finding, Predicts
+from harness.claims import Finding, Predicts, Verdict
 from harness.grid import Grid, Library, Plot
+from harness.plan import plan
 from harness.plots import COLOURS, Mark, Panel, Series, draw, write_pictures
 from harness.results import Level, Results, read_results, to_json
 from tether.core.errors import BadInput
 from tether.runs.files import write_whole
-from tether.runs.quantities import Quantity, estimate_words
+from tether.runs.quantities import Quantity, estimate_words, shown
 
 BEGIN, END = "<!-- written by `tether reproduce`: do not edit -->", "<!-- end -->"
 README, RESULTS = "README.md", "results"
@@ -129,7 +130,8 @@ def _claims(results: Results) -> str:
     rows = []
     for claim, judged in results.judgements:
         numbers = "<br>".join(finding_words(finding) for finding in judged.findings)
-        rows.append([claim.text, claim.paper or "not in the paper", numbers, f"**{judged.verdict}**"])
+        needs = f"; {plan(claim, judged, results).words()}" if judged.verdict is Verdict.CANNOT_TELL else ""
+        rows.append([claim.text, claim.paper or "not in the paper", numbers, f"**{judged.verdict}**{needs}"])
     return table(["claim", "the paper", "ours: difference [95% interval], n", "verdict"], rows)
 
 
@@ -138,6 +140,15 @@ def finding_words(finding: Finding) -> str:
     if finding.estimate is None:
         return f"{finding.label}: {finding.verdict}"
     return f"{finding.label}: {estimate_words(finding.estimate, finding.quantity, signed=True)} ({finding.verdict})"
+
+
+def spread_words(finding: Finding) -> str:
+    """How far a seed is from the mean of all, where the estimate is over seeds."""
+    estimate, quantity = finding.estimate, finding.quantity
+    if estimate is None or math.isnan(estimate.error):
+        return ""
+    spread = estimate.error * math.sqrt(estimate.num)
+    return f"; spread of a seed {shown(quantity, spread) if quantity else f'{spread:.2f}'}"
 
 
 def _levels(library: Library, levels: Sequence[Level]) -> str:

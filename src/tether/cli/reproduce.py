@@ -21,6 +21,7 @@ Examples:
   tether reproduce all --max-minutes 25
   tether reproduce figure_5_14 --scale qwen-1.5b --seeds 0
   tether reproduce table_6 --again --seeds 3-5
+  tether reproduce all --plan
 """
 
 _HARNESS = Path("experiments") / "harness" / "command.py"
@@ -34,6 +35,7 @@ def reproduce(
     max_minutes: Annotated[float | None, typer.Option(help="End cleanly after this time; the next call resumes.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Run published cells anew, beside them, and compare.")] = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; write the pages from the cells that are there.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Run nothing; how many seeds each open claim needs, and their cost.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="A few tiny cells in a temporary folder, to see that it works.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the experiments with their cells, verdicts and cost.")] = False,
     experiments: Annotated[
@@ -51,5 +53,5 @@ def reproduce(
         sys.path.insert(0, folder)
     importlib.import_module("harness.command").reproduce(
         name, experiments or root / _HARNESS.parts[0], runs, scale=scale, seeds=seeds, jobs=jobs, max_minutes=max_minutes, again=again, no_run=no_run,
-        smoke=smoke, list_=list_,
+        smoke=smoke, list_=list_, plan_=plan,
     )  # fmt: skip
