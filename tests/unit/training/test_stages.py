@@ -18,12 +18,13 @@ from safetensors.torch import load_file
 
 from tether.core.config import dump_yaml, merge, validate
 from tether.core.enums import FinishReason, StopReason
+from tether.core.errors import EngineUnavailable
 from tether.core.seeding import env_seed
 from tether.core.types import Group, Observation, Step, Trajectory, Turn
 from tether.diagnostics import monitor
 from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
-from tether.models.fast_path import fast_path_report
+from tether.models.fast_path import DecoderChoice, fast_path_report
 from tether.models.load import load_model
 from tether.runs.checkpoints import best_checkpoint, list_checkpoints
 from tether.runs.schema import StepRecord
@@ -487,6 +488,45 @@ def test_importance_weights_of_the_learners_own_engine_are_one(tmp_path: Path) -
         assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-4)
     for one, other in zip(trainer.policy.module.parameters(), plain.policy.module.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+class _Copy:
+    """In place of the copy in float8 that only a GPU can decode with; what is around it is the run's own."""
+
+    layers = None
+
+    def __init__(self) -> None:
+        self.refreshed = 0
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> _Copy:
+    copied = _Copy()
+    monkeypatch.setattr(DecoderChoice, "check_float8", lambda _: None)
+    monkeypatch.setattr(DecoderChoice, "float8", lambda _: copied)
+    return copied
+
+
+def test_rollouts_in_float8_are_corrected_refreshed_and_checked(copied: _Copy, tmp_path: Path) -> None:
+    settings = validate(RunSettings, merge(QUICK, {"steps": 2, "rollout": {"precision": "fp8"}, "evaluation": {"prompts": 0}}))
+    callback = _Notes()
+    trainer = Trainer(settings, RunStore.create(tmp_path / "run", dump_yaml(settings), {}), [callback])
+    trainer.run()
+    said = "rollouts sample with the MLPs in fp8 (rollout.precision); importance weights up to 2 correct it, update/mismatch shows it"
+    assert said in callback.notes
+    assert copied.refreshed == 2, "after each update"
+    for metrics in _metrics(trainer):
+        assert metrics["update/checked_tokens"] > 0 and metrics["update/importance_weight"] == pytest.approx(1, abs=1e-4)
+    assert trainer.store.machine()["engine"] == "contiguous, fp8"
+
+
+def test_more_than_rounding_to_float8_stops_the_run(copied: _Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "FLOAT8_TOLERANCE", 1e-12)
+    with pytest.raises(EngineUnavailable, match=r"step 1: rounding to fp8 does not explain the log-probs .* Leave rollout\.precision out"):
+        _run(tmp_path / "run", steps=1, rollout={"precision": "fp8"}, evaluation={"prompts": 0})
 
 
 # The best checkpoint.
