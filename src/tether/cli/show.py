@@ -121,6 +121,8 @@ def _print_episode(console: SafeConsole, run: "LiveRun", row: "IndexRow", alarms
     facts = [f"return {_number(row.reward)}", f"ended by {visible(row.stop_reason.replace('_', ' '))}"]
     facts += ["kept" if row.kept else "not in an update", *(visible(f"alarm: {name.replace('_', ' ')}") for name in alarms)]
     console.print(Text(", ".join(facts), "dim"))
+    if decision := shown["record"].get("decision"):
+        console.print(Text(visible(f"early decision: {str(decision).replace('_', ' ')}"), "dim"))
     if choice := shown["record"].get("choice"):
         console.print(Text(visible(choice_words(choice)), "dim"))
     if shown["record"].get("error"):

@@ -21,7 +21,7 @@ from tether.runs.panels import COST, SECTIONS, WORDS, shown_sections
 from tether.runs.reasoning_view import StepTemplates, sample_steps, template_views
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
-from tether.runs.timings import as_records, fast_path_words, machine_words, mean_rates, stage_times
+from tether.runs.timings import as_records, fast_path_words, machine_words, mean_rates, stage_times, token_account
 from tether.runs.verdict import failures, tiles, verdict
 
 
@@ -93,6 +93,7 @@ def _view(name: str, colour: str, store: RunStore, records: list[StepRecord], te
         "fast_path": fast_path_words(store.machine()),
         "stage_times": stage_times(timings),
         "rates": mean_rates(timings),
+        "tokens": token_account(records),
         "config": store.config_text(),
     }
 

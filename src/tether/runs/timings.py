@@ -138,6 +138,23 @@ def mean_rates(timings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return rows
 
 
+def token_account(records: Sequence[StepRecord]) -> str:
+    """What became of the tokens of a run, in one line; empty where no step says so.
+
+    Example: "12,000 tokens sampled, 4,000 trained on: 3.00 sampled per token trained on; 1,500 went to prompts that were not continued".
+    """
+    told = [record.metrics for record in records if {"groups/tokens_trained", "rollout/tokens_sampled"} <= record.metrics.keys()]
+    sampled, trained, decisions = (
+        sum(metrics.get(name, 0.0) for metrics in told)
+        for name in ("rollout/tokens_sampled", "groups/tokens_trained", "groups/tokens_decisions")
+    )
+    if not sampled:
+        return ""
+    words = f"{sampled:,.0f} tokens sampled, {trained:,.0f} trained on"
+    words += f": {sampled / trained:.2f} sampled per token trained on" if trained else ""
+    return words + (f"; {decisions:,.0f} went to prompts that were not continued" if decisions else "")
+
+
 def machine_words(machine: Mapping[str, Any]) -> str:
     """What a run was computed on, in one line. Example: "NVIDIA H200; 790 TFLOP/s measured in bfloat16; engine: paged"."""
     parts = [str(machine["device"])] if "device" in machine else []

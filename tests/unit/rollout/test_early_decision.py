@@ -1,11 +1,16 @@
 """Early decision: which prompts are played whole, whatever ends first; and what that does to the expected gradient (docs/early-decision.md)."""
 
+import copy
 import itertools
 import random
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -18,12 +23,17 @@ from tether.core.enums import Decision, FinishReason, StopReason
 from tether.core.protocols import Sampling
 from tether.core.types import Group, Observation, Step, Trajectory, Turn
 from tether.envs.base import TurnOptions
+from tether.models.chat import ChatFormat
 from tether.models.policy import Policy
 from tether.rollout.early_decision import EarlyRules, Places, is_worth
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.engines.scripted import ScriptedEngine
+from tether.rollout.engines.server import ServerEngine
 from tether.rollout.episode import EpisodeRules, EpisodeSeeds
-from tether.rollout.sampler import EnvPool, EnvSpec, play_plan, training_plan
+from tether.rollout.gateway.agents import FunctionAgent, ModelAddress
+from tether.rollout.gateway.player import AgentPlayer, AgentRules
+from tether.rollout.sampler import EnvPool, EnvSpec, Sampler, play_plan, training_plan
+from tether.rollout.serving.app import serving_model
 
 CONTINUED, EXPLORED, STOPPED, SURPLUS = Decision.CONTINUED, Decision.EXPLORED, Decision.NOT_CONTINUED, Decision.SURPLUS
 HERE = "tests.unit.rollout.test_early_decision" if __name__.startswith("tests.") else __name__
@@ -173,6 +183,77 @@ def test_the_engine_goes_on_with_what_was_decided(tiny: Any, chat: Any, rows: in
     ]
     assert {CONTINUED, STOPPED} <= {group.decision for group in many}
     assert all(len(group.trajectories) == (4 if group.is_whole else 2) for group in many)
+
+
+def test_servers_play_what_the_native_engine_plays(tiny: Any, chat: Any) -> None:
+    rules, policy = _rules(3, 4, 2, oversample=2, explore=0.5), Policy(*tiny)
+    here = _episodes(NativeEngine(policy), chat, rules, 3, 4)
+    with serving_model(tiny, "tiny", max_rows=8) as url:
+        there = _episodes(ServerEngine([url], policy, max_rows=5), chat, rules, 3, 4)
+    assert [(g.index, g.decision, [t.turns[0].response_ids for t in g.trajectories]) for g in there] == [
+        (g.index, g.decision, [t.turns[0].response_ids for t in g.trajectories]) for g in here
+    ]
+
+
+def test_agents_go_on_with_what_was_decided(tiny: Any) -> None:
+    tokenizer = copy.deepcopy(tiny.tokenizer)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+    async def agent(task: Any, llm: ModelAddress) -> float:
+        async with httpx.AsyncClient() as client:
+            asked = {"model": llm.model, "messages": [{"role": "user", "content": "Toss."}]}
+            (
+                await client.post(f"{llm.base_url}/chat/completions", json=asked, headers={"Authorization": f"Bearer {llm.api_key}"})
+            ).raise_for_status()
+        return float(task["group"] and task["member"] % 2)
+
+    places = Places(training_plan(0, 1, 1, 4, tries=3), _rules(1, 4, 2), 0)
+    player = AgentPlayer(FunctionAgent(agent), AgentRules())
+    engine = NativeEngine(Policy(tiny.model, tokenizer), max_rows=4, max_context=600, keeps_slots=True)
+
+    def tasks(seeds: EpisodeSeeds) -> dict[str, Any]:
+        return {"group": seeds.group, "member": seeds.member}
+
+    try:
+        budget = EpisodeRules(600, 6, 0.0)
+        played = player.play(tasks, places.begin(), engine, ChatFormat(tokenizer), Sampling(1.0, 6), budget, None, places.take)
+    finally:
+        player.close()
+    assert _said(places.groups()) == {0: (STOPPED, 2), 1: (CONTINUED, 4)} and len(played) == 6
+
+
+def test_ranks_divide_the_places_and_all_get_all_groups(chat: Any) -> None:
+    rules = _rules(3, 4, 2, oversample=2, explore=0.4)
+    plan = training_plan(0, 1, 3, 4, tries=4)
+
+    def sampler(ranks: Any) -> Sampler:
+        engine = ScriptedEngine(lambda context, conversation, turn: " x </think> <answer> Go </answer>", chat._tokenizer)
+        specs, cpu = [EnvSpec(f"{HERE}:Coin")], torch.device("cpu")
+        return Sampler(specs, lambda rows: engine, chat, EpisodeRules(900, 12, 0.0), max_rows=8, device=cpu, ranks=ranks)
+
+    def collect(rank: int) -> list[Group]:
+        return sampler(_ThreadRank(rank, found, barrier)).collect(plan, Sampling(1.0, 12), early=rules)
+
+    found, barrier = [None, None], threading.Barrier(2)
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(collect, (0, 1))
+    alone = sampler(None).collect(plan, Sampling(1.0, 12), early=rules)
+    assert one == other == alone and {CONTINUED, STOPPED} <= {group.decision for group in alone}
+
+
+@dataclass
+class _ThreadRank:
+    """One of two ranks that are threads of this process."""
+
+    rank: int
+    found: list[Any]
+    barrier: threading.Barrier
+    size: int = 2
+
+    def share(self, part: Callable[[], Any]) -> list[Any]:
+        self.found[self.rank] = part()
+        self.barrier.wait(60)
+        return list(self.found)
 
 
 def test_an_episode_that_fails_is_played_again_before_anything_is_decided(chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:

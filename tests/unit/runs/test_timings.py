@@ -9,7 +9,7 @@ from tether.runs.panels import COST, Style
 from tether.runs.report import write_report
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
-from tether.runs.timings import STAGES, StepTimings, as_records, machine_words, mean_rates, stage_times
+from tether.runs.timings import STAGES, StepTimings, as_records, machine_words, mean_rates, stage_times, token_account
 
 WHOLE = StepTimings(
     seconds={"rollout": 6.0, "select": 0.5, "update": 3.5},
@@ -112,3 +112,13 @@ def test_the_machine_in_words() -> None:
     assert (
         machine_words({"device": "CPU, 2 threads", "peak": 5e10, "dtype": "float32"}) == "CPU, 2 threads; 0.05 TFLOP/s measured in float32"
     )
+
+
+def test_the_account_of_tokens_is_one_line() -> None:
+    told = {"rollout/tokens_sampled": 300.0, "groups/tokens_trained": 100.0}
+    records = [StepRecord(0, {}), StepRecord(1, told), StepRecord(2, {**told, "groups/tokens_decisions": 80.0})]
+    assert token_account(records) == (
+        "600 tokens sampled, 200 trained on: 3.00 sampled per token trained on; 80 went to prompts that were not continued"
+    )
+    assert token_account(records[:1]) == ""
+    assert token_account([StepRecord(1, {**told, "groups/tokens_trained": 0.0})]) == "300 tokens sampled, 0 trained on"

@@ -183,7 +183,8 @@ def step_groups(run: LiveRun, step: int) -> list[GroupRow]:
     members: dict[int, list[IndexRow]] = {}
     for row in run.index().select(step=step, split=Split.TRAIN.value):
         members.setdefault(row.group, []).append(row)
-    rows = [_group(number, found, run.config().get("filter") or {}) for number, found in members.items()]
+    settings = run.config()
+    rows = [_group(number, found, settings) for number, found in members.items()]
     return sorted(rows, key=lambda group: -1.0 if group.reward_variance is None else group.reward_variance, reverse=True)
 
 
@@ -214,12 +215,15 @@ def _group(number: int, members: list[IndexRow], settings: Mapping[str, Any]) ->
         reward_variance=variance,
         num_successes=sum(row.success is True for row in evidence),
         kept=kept,
-        why=_why(kept, variance, settings),
+        why=_why(kept, variance, len(members), settings),
     )
 
 
-def _why(kept: bool, variance: float | None, settings: Mapping[str, Any]) -> str:
-    """Why the group was kept or dropped, from the run's filter settings; an alarm action may have changed the share that is kept."""
+def _why(kept: bool, variance: float | None, num_members: int, config: Mapping[str, Any]) -> str:
+    """Why the group was kept or dropped, from the run's settings; an alarm action may have changed the share that is kept."""
+    settings, rollout = config.get("filter") or {}, config.get("rollout") or {}
+    if not kept and num_members == rollout.get("first_members") != rollout.get("group_size"):
+        return "ended with its first members (early decision)"
     strategy, score = str(settings.get("strategy", "filter")), str(settings.get("score", "reward_variance"))
     words = score.replace("_", " ")
     if kept:
