@@ -136,6 +136,27 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, small_policy: Any) -> Non
     assert list(parts.trajectories()) == list(store.trajectories())
 
 
+@pytest.mark.parametrize("algo", ["ppo", "dapo", "dr_grpo"])
+def test_every_algorithm_trains_on_what_was_continued(tmp_path: Path, small_policy: Any, algo: str) -> None:
+    """DAPO with its refill, and a run of two environments whose shares of the batch stay."""
+    settings = {name: section for name, section in RUN.items() if name != "filter"} | {
+        "model": {"name": small_policy(1, True), "device": "cpu"}
+    }
+    settings["rollout"] = {**RUN["rollout"], "reweight_explored": True, "overlong_share": 0.0}
+    mixed = {"also": [{"name": "frozen_lake", "options": {"max_turns": 1}}]} if algo == "dr_grpo" else {}
+    tether.train(f"{HERE}:Lots", out=tmp_path / "run", algo=algo, steps=1, seed=2, **settings, **mixed)
+    store = RunStore.open(tmp_path / "run")
+    metrics, records = store.steps()[-1].metrics, list(store.trajectories())
+    assert metrics["groups/continued"] > 0 and metrics["update/skipped"] == 0 and metrics["groups/tokens_trained"] > 0
+    kept = {record["group"] for record in records if record["kept"]}
+    assert all(sum(record["group"] == group for record in records) == 4 for group in kept), "whole groups"
+    assert len({(record["group"], record["member"]) for record in records}) == len(records), "no round repeats another's episodes"
+    if algo == "dapo":
+        assert metrics["groups/kept"] >= 2 or metrics["groups/rounds"] == 4
+    tried = {record["env"]: {r["group"] for r in records if r["env"] == record["env"]} for record in records}
+    assert not mixed or (min(len(groups) for groups in tried.values()) >= 1 and len(tried) == 2)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
