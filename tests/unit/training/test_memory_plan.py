@@ -165,7 +165,7 @@ def test_no_rank_holds_whole_weights_where_servers_sample(shape: Shape) -> None:
     assert alone["weights"] == 2 * THREE_B and alone["cache"] == 0  # one rank holds everything
 
 
-def test_critic_reference_and_scorer(shape: Shape) -> None:
+def test_critic_reference_scorer_and_float8(shape: Shape) -> None:
     other = Shape(parameters=1000, backbone=900, linear={}, cached=1, positions=64, kept=1)
     both = {"m": shape, "other": other}
     assert _count(both, algorithm={"name": "ppo"}).needs["critic"] == 18 * THREE_B
@@ -175,6 +175,7 @@ def test_critic_reference_and_scorer(shape: Shape) -> None:
     assert _count(both, algorithm={"kl_coef": 0.1, "reference": "other"}).needs["reference model"] == 2000
     assert _count(both, diagnosis={"scorer": "reference"}).needs["scorer"] == 2 * THREE_B
     assert _count(both, diagnosis={"scorer": "other"}).needs["scorer"] == 2000
+    assert _count(both, rollout={"precision": "fp8"}).needs["weights in float8"] == THREE_B - both["m"].outside
     for none in ({"scorer": "http://localhost:1"}, {"scorer": "other", "every": 0}, {"scorer": "policy"}):
         assert "scorer" not in _count(both, diagnosis=none).needs
 
