@@ -38,6 +38,6 @@ def test_a_short_run_with_rollouts_in_float8(gpu: str, tmp_path: Path) -> None:
         evaluation={"prompts": 8},
         filter={"strategy": "all"},
     )
-    assert run.settings.algorithm.importance_cap == 2.0
-    for record in run.records[1:]:
+    assert run.settings["algorithm"]["importance_cap"] == 2.0
+    for record in [record for record in run.records if record.step]:
         assert 0.002 < record.metrics["update/mismatch"] < 0.1, "bfloat16 alone is below, stale or wrong weights above"
