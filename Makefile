@@ -17,7 +17,7 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo reference test tests test-long test-gpu torture test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev set-up-ray lint-style lint-format lint-types lint-imports
+.PHONY: help demo reference test tests test-long test-gpu torture test-trackers test-storage test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev set-up-ray lint-style lint-format lint-types lint-imports
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,11 @@ torture: set-up-dev ## kills, faults, damage, fuzz, hostile clients and programs
 test-trackers: set-up-dev ## the tests of the experiment trackers, which this installs into .venv
 	$(BIN)/pip install -q -c constraints.txt wandb==0.31.0 trackio==0.43.0 mlflow-skinny==3.17.2 sqlalchemy alembic
 	$(BIN)/python -m pytest tests/unit/runs/test_trackers.py $(PYTEST_ARGS)
+
+# botocore wants an older python-dateutil than the one that is pinned for reading parquet files.
+test-storage: set-up-dev ## the tests of run folders on object storage, against a server of S3 (moto), which this installs into .venv
+	grep -v '^python-dateutil==' constraints.txt | $(BIN)/pip install -q -c /dev/stdin s3fs==2026.9.0 "moto[s3]==5.2.5" flask flask-cors
+	TETHER_TEST_S3=1 $(BIN)/python -m pytest tests/unit/runs/test_remote.py $(PYTEST_ARGS)
 
 # vLLM has an environment of its own: its requirements differ from Tether's. The wheel for CPUs needs three repairs on Arm: torchvision and
 # torchaudio are for CUDA there, and vLLM looks for package metadata under its usual name. VLLM=/path/to/vllm takes one that is there. The tests run

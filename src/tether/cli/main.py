@@ -37,8 +37,9 @@ from tether.cli import (
 )
 from tether.cli.console import SafeConsole, discard_output
 from tether.core.child import end_with_parent
-from tether.core.errors import RankFailure, TetherError, did_you_mean
+from tether.core.errors import BadInput, RankFailure, TetherError, did_you_mean
 from tether.core.text import shortened
+from tether.runs.remote import address_of, fetched
 from tether.training.distributed.slurm import join_slurm
 from tether.training.synonyms import WORDS, spelled
 
@@ -49,6 +50,9 @@ LONGEST_MESSAGE = 4_000
 """Characters of an error on the console."""
 ONE_PROCESS = ("sft", "warmstart")
 """Verbs that train on one rank alone: several would write the same folder."""
+NEED_WEIGHTS = ("doctor", "eval", "export", "serve", "gateway", "diagnose")
+READS = ("report", "show", "dashboard", *NEED_WEIGHTS)
+"""Verbs that take run folders, which may lie at an address."""
 
 app = typer.Typer(
     name="tether",
@@ -107,6 +111,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         join_slurm()
         _check_verb(words[0])
+        words = _with_copies(words)
         code = app(args=words, prog_name="tether", standalone_mode=False, obj=words)
     except TetherError as error:
         rank = int(os.environ.get("RANK") or 0)
@@ -134,6 +139,22 @@ def _check_verb(word: str) -> None:
         _fail(f"unknown command '{word}': {did_you_mean(word, verbs)}", 2)
     if word in ONE_PROCESS and os.environ.get("WORLD_SIZE", "1") != "1":
         _fail(f"`tether {word}` trains in one process, and WORLD_SIZE is {os.environ['WORLD_SIZE']}; start it without torchrun", 2)
+
+
+def _with_copies(words: list[str]) -> list[str]:
+    """The arguments with folders in the place of runs on object storage, for verbs that read them."""
+    verb, found = words[0], list[str]()
+    for before, word in zip(["", *words], words, strict=False):
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if verb == "train" or address_of(value) is None or (equals and option != "--out"):
+            found.append(word)
+        elif "--out" in (before, option):
+            raise BadInput(
+                f"`tether {verb}` writes to a folder of this machine, and --out is '{value}'; only `tether train` takes an address"
+            )
+        else:
+            found.append(str(fetched(value, weights=verb in NEED_WEIGHTS)) if verb in READS else word)
+    return found
 
 
 def _usage(error: Any) -> str:

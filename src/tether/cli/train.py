@@ -16,6 +16,7 @@ from tether.cli.options import AlgorithmName, Device, ModelName, complete_config
 from tether.core.config import merge
 from tether.core.errors import BadInput
 from tether.runs.checkpoints import BEST, MODEL, best_checkpoint, newest_checkpoint, step_of
+from tether.runs.remote import local_folder
 from tether.runs.store import RunStore
 
 EXAMPLES = """\b
@@ -27,6 +28,7 @@ Examples:
   tether train frozen_lake --track tensorboard --track wandb
   tether train sokoban --model smollm2 --engine http://127.0.0.1:8000
   tether train --resume --out runs/sokoban
+  tether train sokoban --out s3://bucket/runs/sokoban
   tether train --agent my_module:my_agent --tasks tasks.jsonl --model smollm2
   tether train sokoban --gpus 8 --restarts 5 --out runs/sokoban
   tether train sokoban --ray head:6379 --topology topology.yaml --out /shared/run
@@ -73,7 +75,9 @@ def train(
     engine: Annotated[
         str | None, typer.Option(help="What samples: native, vllm, or the address of a server (several with commas between).")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; must be new unless --resume.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder, or an address such as s3://bucket/run; must be new unless --resume.")
+    ] = None,
     config: Annotated[
         str | None,
         typer.Option(
@@ -165,7 +169,7 @@ def _supervise(restarts: int, words: list[str], out: Path | None, resolve: Calla
         out = default_folder(resolve({}))
         rest += ["--out", str(out)]
     console = SafeConsole(stderr=True)
-    sys.exit(supervise([sys.executable, "-m", "tether", *rest], restarts, out, lambda line: console.say(f"tether: {line}")))
+    sys.exit(supervise([sys.executable, "-m", "tether", *rest], restarts, local_folder(out), lambda line: console.say(f"tether: {line}")))
 
 
 def _launch_ranks(gpus: int, words: list[str], resolve: Callable[[dict[str, Any]], Any]) -> NoReturn:
@@ -212,7 +216,9 @@ def _launch_on_ray(
     def output(line: str, *, error: bool = False) -> None:
         print(line, file=sys.stderr if error else sys.stdout, flush=True)
 
-    sys.exit(run_on_ray(address, topology, settings, [*rest, *(["--engine", ENGINE_NAME] if engine else [])], out, output))
+    sys.exit(
+        run_on_ray(address, topology, settings, [*rest, *(["--engine", ENGINE_NAME] if engine else [])], out and local_folder(out), output)
+    )
 
 
 def _without(words: list[str], *options: str) -> list[str]:
@@ -238,13 +244,13 @@ def _weighted(text: str) -> dict[str, Any]:
 def _run(settings: Any, store: RunStore, changed: bool, ranks: Any, console: SafeConsole, *, quiet: bool) -> None:
     from tether.training.api import run_training
 
-    resumed = not store.is_new
+    resumed, place, mirror = not store.is_new, store.place, store.mirror
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(Text(played, "bold"), end="")
     console.print(f" with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
     share = "" if settings.filter.strategy in ("all", "band") else f" {settings.filter.keep}"
     console.print(f"{share}, {settings.steps} steps, seed {settings.seed}", end="", highlight=False)
-    console.print(f"{f', {ranks.size} ranks' if ranks.size > 1 else ''} -> {store.folder}", highlight=False)
+    console.print(f"{f', {ranks.size} ranks' if ranks.size > 1 else ''} -> {place}", highlight=False)
     console.print(_validation(settings), highlight=False)
     if resumed:
         console.say(_continues(store, settings.steps))
@@ -269,13 +275,15 @@ def _run(settings: Any, store: RunStore, changed: bool, ranks: Any, console: Saf
         SafeConsole(stderr=ranks.interrupts.received == signal.SIGPIPE).print(
             f"{_stop_words(ranks.interrupts.received)} {f'after step {trainers[0].step}' if trainers else 'while the model was loaded'}; "
             f"the last checkpoint is {last.name if last else 'none: a resumed run starts from scratch'}. "
-            f"Continue with: tether train --resume --out {store.folder}",
+            f"Continue with: tether train --resume --out {place}",
             soft_wrap=True,
         )
         sys.exit(ranks.interrupts.exit_code)
     finally:
         status.stop()
     _finish(console, store)
+    if mirror is not None:
+        mirror.upload()  # the report
 
 
 def _validation(settings: Any) -> str:

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -225,3 +226,17 @@ def _content_damage(checkpoint: Path, name: str, sha256: str) -> str | None:
     except OSError as error:  # a disk that cannot read it
         return f"{name} cannot be read ({(error.strerror or str(error)).lower()})"
     return None if _WHOLE[seen] == sha256 else f"{name} is not what was written (its sha256 differs)"
+
+
+def link_folder(source: Path, target: Path) -> None:
+    """A second name for each file, which costs no space, or a copy where the file system has no such; files of checkpoints never change."""
+    target.mkdir()
+    for path in sorted(source.rglob("*")):
+        linked = target / path.relative_to(source)
+        if path.is_dir():
+            linked.mkdir()
+            continue
+        try:
+            os.link(path, linked)
+        except OSError:
+            shutil.copyfile(path, linked)

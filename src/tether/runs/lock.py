@@ -135,7 +135,7 @@ def lock_holder(folder: Path) -> str | None:
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
-            return _words(record) if error.errno not in _NO_FLOCK or _is_alive(record) else None
+            return _words(record) if error.errno not in _NO_FLOCK or is_alive(record) else None
         if record.get("host") == socket.gethostname() or not record:
             return None
         age = abs(time.time() - os.fstat(handle).st_mtime)  # a clock that was set back leaves times of the future
@@ -174,7 +174,7 @@ def _flock(handle: int, path: Path) -> bool:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
         record = _read(handle)
-        if record and record.get("host") == socket.gethostname() and not _is_alive(record):
+        if record and record.get("host") == socket.gethostname() and not is_alive(record):
             raise RunLocked(
                 f"run folder '{path.parent}' is locked by a process that {_words(record)} started before it ended; end that process, "
                 "or choose another --out"
@@ -189,7 +189,7 @@ def _check_record(handle: int, path: Path, *, has_flock: bool, patience: float) 
     if not record:
         return
     if record.get("host") == socket.gethostname():
-        if not has_flock and _is_alive(record):
+        if not has_flock and is_alive(record):
             raise _refusal(path, record)
         return
     end, first = time.monotonic() + patience, os.fstat(handle).st_mtime_ns
@@ -201,7 +201,7 @@ def _check_record(handle: int, path: Path, *, has_flock: bool, patience: float) 
         raise _refusal(path, record)
 
 
-def _is_alive(record: dict[str, Any]) -> bool:
+def is_alive(record: dict[str, Any]) -> bool:
     """Whether the process of a record of this host still runs, and is not another one under its number."""
     pid, started = record.get("pid"), record.get("process_started")
     if not isinstance(pid, int) or pid <= 0:

@@ -39,6 +39,8 @@ from tether.runs.files import DRAFT, append_whole, is_draft, parsed_line, read_o
 from tether.runs.images import IMAGES, sync_images, write_images
 from tether.runs.index import INDEX, TRAJECTORIES, IndexWriter, TrajectoryIndex
 from tether.runs.lock import LOCK, RunLock, RunLocked
+from tether.runs.mirror import Mirror
+from tether.runs.remote import fetched
 from tether.runs.schema import SCHEMA_VERSION, StepRecord, check_schema
 
 ABOUT, CONFIG, METRICS, TIMINGS = "run.json", "config.yaml", "metrics.jsonl", "timings.jsonl"
@@ -78,6 +80,8 @@ class RunStore:
         """Folders that `create` made, the innermost first."""
         self.is_new = False
         """`create` made it."""
+        self.mirror: Mirror | None = None
+        """What uploads the run while it is written, where it lies at an address."""
 
     @classmethod
     def create(cls, folder: Path, config_yaml: str, about: Mapping[str, Any]) -> "RunStore":
@@ -121,6 +125,8 @@ class RunStore:
         locked. A store that does not write needs none."""
         if not self.writes:
             return
+        if self.mirror is not None:
+            self.mirror.check()
         if self._held is not None:
             self._held.check(self.folder)
             return
@@ -141,12 +147,20 @@ class RunStore:
         if self._index_writer is not None:
             self._index_writer.close()
             self._index_writer = None
-        if self._lock is not None:
-            self._lock()
-            self._lock = self._held = None
+        try:
+            if self.mirror is not None:
+                self.mirror.close()
+        finally:
+            self.mirror = None
+            if self._lock is not None:
+                self._lock()
+                self._lock = self._held = None
 
     def discard(self) -> None:
         """Take back what `create` made, for a run that could not start: nothing else that lies in the folder is touched."""
+        if self.mirror is not None:
+            self.mirror.discard()
+            self.mirror = None
         for path in (*(self.folder / name for name in (ABOUT, CONFIG, METRICS, TIMINGS, TRAJECTORIES, INDEX)), *self._new_images):
             path.unlink(missing_ok=True)
         self.close()
@@ -159,6 +173,11 @@ class RunStore:
     @property
     def checkpoints(self) -> Path:
         return self.folder / CHECKPOINTS
+
+    @property
+    def place(self) -> str:
+        """What continues the run as --out."""
+        return str(self.folder) if self.mirror is None else self.mirror.address
 
     @property
     def finished(self) -> str | None:
@@ -419,7 +438,9 @@ class Run:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.store = RunStore.open(Path(path))
+        """`path`: a run folder, or the address of one, such as s3://bucket/run."""
+        self._given = path
+        self.store = RunStore.open(fetched(path, weights=False))
 
     @property
     def path(self) -> Path:
@@ -447,7 +468,7 @@ class Run:
 
     def model(self, *, best: bool = False, step: int | None = None) -> Path:
         """The model folder of the newest checkpoint, of the best by validation, or of a step; `tether.load_model` reads it."""
-        return find_checkpoint(self.store.checkpoints, best=best, step=step)[0] / MODEL
+        return find_checkpoint(fetched(self._given) / CHECKPOINTS, best=best, step=step)[0] / MODEL
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, steps={len(self.records)}, finished={self.finished!r})"

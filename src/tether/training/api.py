@@ -9,16 +9,19 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tether.core.child import this_attempt
 from tether.core.config import cache_folder, dump_yaml, merge, validate
-from tether.core.errors import BadInput, TetherError
+from tether.core.errors import BadInput, StorageError, TetherError
 from tether.core.protocols import Engine
 from tether.core.types import Group
 from tether.models.catalog import check_name
 from tether.rollout.gateway.agents import named_agent
+from tether.runs.mirror import Mirror
+from tether.runs.remote import address_of, fetched, local_folder
 from tether.runs.store import ABOUT, Run, RunStore
 from tether.training.distributed.ranks import Ranks, launched_rank
 from tether.training.resolve import KNOWN, evaluation_settings, named_settings, nested_settings, run_settings, without_secrets
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The older name first: every version of torch reads it, some ignore the newer one."""
 
+
+FETCH_SECONDS = 600.0
+"""How long ranks of a machine wait until one of them has fetched the run."""
 
 # ------------------------------------------------------------------------------------------------------------------- train
 
@@ -65,7 +71,7 @@ def train(
         filter: strategy and share to keep, such as "top_p:0.9" (the default unless the algorithm has its own), "top_k:0.5", "auto" or "all";
             or the settings of that section.
         steps: training steps.
-        out: run folder; must be new unless `resume`. By default a new folder under runs/.
+        out: run folder, or an address of object storage such as s3://bucket/run; must be new unless `resume`. By default a new folder under runs/.
         callbacks: `tether.Callback` objects that follow the run; of several ranks, rank 0's are called.
         agent: your own program in the place of an environment: an async function (task, llm) that returns its reward, or module:function.
         tasks: its tasks: a file, or rows.
@@ -129,28 +135,40 @@ def open_run(
 
     A further attempt of the same command continues the run that an earlier one began, without `resume` (`store.is_new` says which it is).
     """
-    ranks, out = ranks or Ranks(), Path(out) if out is not None else None
+    ranks = ranks or Ranks()
     settings = ranks.broadcast_object(lambda: run_settings(out, config, given, resume=resume, smoke=smoke))
     if ranks.size > 1:
         ranks.barrier(lambda: check_several_ranks(settings, ranks))
     made: list[RunStore] = []
-    folder = out if resume and out else ranks.broadcast_object(lambda: _begun(out, settings) or _create(out, settings, made))
-    return ranks.barrier(lambda: made[0] if made else _opened(folder, writes=ranks.rank == 0)), settings
+
+    def begin() -> Path:
+        folder = local_folder(out) if resume and out else _begun(out, settings) or _create(out, settings, made)
+        if not made:
+            made.append(_opened(folder, writes=True))
+        if address := address_of(out):
+            _mirror(made[0], address, at_once=ranks.size > ranks.local_size)
+        return folder
+
+    folder = ranks.broadcast_object(begin)
+    return ranks.barrier(lambda: made[0] if made else _followed(folder, out, ranks)), settings
 
 
-def _begun(out: Path | None, settings: RunSettings) -> Path | None:
+def _begun(out: Path | str | None, settings: RunSettings) -> Path | None:
     """The run folder that an earlier attempt of this command began; None where there is none."""
     number = this_attempt().number
-    if number > 1 and out is None:
-        raise BadInput(f"this is attempt {number} of a command that does not say which run to continue; give it --out FOLDER")
-    if number == 1 or out is None or not os.path.lexists(out / ABOUT):
+    if number == 1:
         return None
-    if RunStore.open(out).config_text() != dump_yaml(without_secrets(settings)):
+    if out is None:
+        raise BadInput(f"this is attempt {number} of a command that does not say which run to continue; give it --out FOLDER")
+    folder = fetched(out, to_write=True)
+    if not os.path.lexists(folder / ABOUT):
+        return None
+    if RunStore.open(folder).config_text() != dump_yaml(without_secrets(settings)):
         raise BadInput(
             f"this is a further attempt of a command whose settings are no longer those of the run in '{out}': a file that it names has changed; "
             "continue that run with --resume, or choose another --out"
         )
-    return out
+    return folder
 
 
 def _opened(folder: Path, *, writes: bool) -> RunStore:
@@ -158,6 +176,29 @@ def _opened(folder: Path, *, writes: bool) -> RunStore:
     store = RunStore.open(folder, writes=writes)
     store.lock()
     return store
+
+
+def _mirror(store: RunStore, address: str, *, at_once: bool) -> None:
+    """Have a run uploaded while it is written; `at_once`: other machines fetch what there is of it."""
+    try:
+        store.mirror = Mirror(store.folder, address)
+        if at_once:
+            store.mirror.upload()
+    except StorageError as error:
+        (store.discard if store.is_new and store.mirror is None else store.close)()
+        if this_attempt().number > 1:
+            raise
+        raise BadInput(f"{error}; check the address, the credentials and the network") from error
+
+
+def _followed(folder: Path, out: Path | str | None, ranks: Ranks) -> RunStore:
+    """The store of a rank that does not write. A machine without the folder fetches it from the address, once."""
+    if address_of(out) and ranks.local_rank == 0:
+        fetched(out or folder)
+    end = time.monotonic() + FETCH_SECONDS
+    while address_of(out) and not (folder / ABOUT).is_file() and time.monotonic() < end:
+        time.sleep(0.2)
+    return _opened(folder, writes=False)
 
 
 def check_several_ranks(settings: RunSettings, ranks: Ranks) -> None:
@@ -210,24 +251,21 @@ def run_training(
     start, ranks = StartTimer(imports=time.perf_counter() - begin), ranks or Ranks()
     if settings.trackers and ranks.rank == 0:
         callbacks = [*callbacks, Tracking(settings.trackers, without_secrets(settings), store, callbacks)]
-    try:
-        with ranks.interrupts.listening():
-            try:
-                trainer = Trainer(settings, store, callbacks if ranks.rank == 0 else (), start, ranks)
-            except TetherError:
-                if not resumed and store.writes:
-                    store.discard()
-                raise
-            if resumed and store.writes:  # not before: a run that was refused stays as it was
-                if changed:
-                    store.replace_config(dump_yaml(settings))
-                store.reopen()
-            if this_attempt().number > 1:
-                _say_attempt(trainer)
-            ready(trainer)
-            trainer.run()
-    finally:
-        store.close()
+    with ranks.interrupts.listening(), closing(store):  # what is uploaded after a stop has its grace time, too
+        try:
+            trainer = Trainer(settings, store, callbacks if ranks.rank == 0 else (), start, ranks)
+        except TetherError:
+            if not resumed and store.writes:
+                store.discard()
+            raise
+        if resumed and store.writes:  # not before: a run that was refused stays as it was
+            if changed:
+                store.replace_config(dump_yaml(settings))
+            store.reopen()
+        if this_attempt().number > 1:
+            _say_attempt(trainer)
+        ready(trainer)
+        trainer.run()
 
 
 def _say_attempt(trainer: "Trainer") -> None:
@@ -287,6 +325,7 @@ def evaluate(
     given = merge(given, agent_section(agent, tasks))
     if options:
         given = merge(given, {"env": {"options": dict(options)}})
+    model_or_run = fetched(model_or_run) if address_of(model_or_run) else model_or_run
     resolved = evaluation_settings(str(model_or_run), env, best, given)
     from tether.training.evaluation_run import EndpointOptions, run_evaluation
 
@@ -367,9 +406,13 @@ def play(
         return sampler.collect(plan, resolved.sampling())
 
 
-def _create(out: Path | None, settings: RunSettings, made: list[RunStore]) -> Path:
+def _create(out: Path | str | None, settings: RunSettings, made: list[RunStore]) -> Path:
     """A new run folder; its store, which holds the lock, is put into `made`."""
-    folder = out or default_folder(settings)
+    folder = fetched(out, weights=False, to_write=True) if out else default_folder(settings)
+    if (address := address_of(out)) and os.path.lexists(folder / ABOUT):
+        raise BadInput(
+            f"there is a run at '{address}', or one that was not uploaded in '{folder}'; continue it with --resume, choose another --out, or delete both"
+        )
     about = {
         "env": "+".join(chosen.name for chosen in settings.environments()),
         "model": settings.model.name,

@@ -45,6 +45,7 @@ from tether.runs.checkpoints import (
     check_checkpoint,
     checkpoint_name,
     file_sum,
+    link_folder,
     list_checkpoints,
     newest_checkpoint,
     write_manifest,
@@ -136,7 +137,7 @@ def keep_best(folder: Path, step: int, success: float) -> None:
         raise CheckpointError(f"cannot keep step {step} as the best: there is no checkpoint '{source}'")
 
     def link(draft: Path) -> Mapping[Path, dict[str, Any]]:
-        _link_folder(source / MODEL, draft / MODEL)
+        link_folder(source / MODEL, draft / MODEL)
         return {draft / name: entry for name, entry in written_sums(source).items()}
 
     _write_best(folder, step, success, link)
@@ -310,20 +311,6 @@ def _failing_to(what: str) -> Iterator[None]:
         raise CheckpointError(
             f"cannot {what}: {_one_line(error)}; earlier checkpoints and records are untouched, {remedy} and continue with --resume"
         ) from error
-
-
-def _link_folder(source: Path, target: Path) -> None:
-    """A second name for each file, which costs no space, or a copy where the file system has no such; files of checkpoints never change."""
-    target.mkdir()
-    for path in sorted(source.rglob("*")):
-        linked = target / path.relative_to(source)
-        if path.is_dir():
-            linked.mkdir()
-            continue
-        try:
-            os.link(path, linked)
-        except OSError:
-            shutil.copyfile(path, linked)
 
 
 def _force_to_disk(written: Path) -> None:

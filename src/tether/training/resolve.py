@@ -26,6 +26,7 @@ from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS
 from tether.rollout.gateway.agents import find_agent
 from tether.rollout.gateway.trained import train_rule
 from tether.runs.checkpoints import MODEL, find_checkpoint
+from tether.runs.remote import fetched
 from tether.runs.store import ABOUT, CONFIG, RunStore
 from tether.runs.trackers import check_tracker
 from tether.training.agent import Agent
@@ -79,7 +80,6 @@ FORMER_WORDING = {"instructions": "plain", "lenient": False, "few_shot": 0}
 
 def run_settings(out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool) -> RunSettings:
     """The resolved settings of a new or a resumed run."""
-    out = Path(out) if out is not None else None
     if not resume:
         file = find_config(config) if config is not None else None
         settings, notes = _resolved(file, given, SMOKE if smoke else {})
@@ -354,11 +354,11 @@ def without_secrets(settings: RunSettings) -> RunSettings:
     return cleared.model_copy(update={"evaluation": evaluation})
 
 
-def _reopen(out: Path | None, config: Path | str | None, given: Mapping[str, Any]) -> RunSettings:
+def _reopen(out: Path | str | None, config: Path | str | None, given: Mapping[str, Any]) -> RunSettings:
     """The settings of the run in `out`; the number of steps may be raised, and memory may be saved."""
     if out is None:
         raise BadInput("--resume needs to know which run; add --out FOLDER")
-    store = RunStore.open(out)
+    store = RunStore.open(fetched(out, to_write=True))
     named, given = given, _without_own_names(given, store.config())
     fixed = [
         section

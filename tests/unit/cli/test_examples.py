@@ -35,6 +35,7 @@ SMALL: dict[str, list[str]] = {
     "envs": ["--episodes", "20"],
 }
 NOT_RUN = {
+    "tether train sokoban --out s3://bucket/runs/sokoban": "needs a bucket; tests/unit/runs/test_remote.py",
     "tether train --resume --out runs/sokoban": "the run of another example; tests/e2e/test_train.py resumes",
     "tether train sokoban --gpus 8 --restarts 5 --out runs/sokoban": "needs GPUs",
     "tether train --agent my_module:my_agent --tasks tasks.jsonl --model smollm2": "tests/unit/rollout/gateway runs agents",
