@@ -159,7 +159,7 @@ class Driver:
         """Asynchronous rollouts on two ranks, beside one; validation and the fixed probe need the engine in between."""
         chosen = ("rollout.max_staleness=1", "steps=3", "diagnosis.every=1", "diagnosis.probe_prompts=2", "diagnosis.probe_samples=2")
         with _Server() as server:
-            chosen = (*chosen, f"rollout.engine={server.address}")
+            chosen = (*chosen, f"rollout.engine={server.address}", "rollout.prompt_memory.candidates=3")
             one, two = (self.new(f"ahead-{size}", size, "mixed", *chosen) for size in (1, 2))
             divided = self.new("ahead-fsdp", 2, "mixed", *chosen, "learner.sharding=fsdp")
         stale = [record.metrics["rollout/staleness"] for record in self.ranks.RunStore.open(two).steps()[1:]]

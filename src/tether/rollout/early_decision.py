@@ -20,7 +20,7 @@ What the choice does to the gradient: docs/early-decision.md.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tether.algorithms.filters.scores import ZERO
 from tether.core.enums import ERRORED, Decision, StopReason
@@ -172,4 +172,5 @@ def as_group(trajectories: Sequence[Trajectory], decision: Decision | None = Non
 def first_members_of(group: Group, first_members: int) -> Group:
     """A group with its first members alone: they were played whatever was decided, so that no choice is in them."""
     played = (*group.trajectories, *group.errored)
-    return as_group(sorted((t for t in played if t.member < first_members), key=lambda t: t.member))
+    first = as_group(sorted((t for t in played if t.member < first_members), key=lambda t: t.member))
+    return replace(first, choice=group.choice)

@@ -226,13 +226,14 @@ class PromptChooser:
         total = self._totals[label]
         mean = total.squares / total.freedom if total.freedom else 0.0
         records = [self._records.get((label, prompt)) for _, prompt in drawn]
-        signals = [expected_signal(record, mean, self._step, self._settings.half_life) for record in records]
+        # While no group has varied, any mean above zero sets prompts without a record before those that were played in vain.
+        signals = [expected_signal(record, mean or 1.0, self._step, self._settings.half_life) for record in records]
         ends = np.cumsum(signals)
-        place = int(np.searchsorted(ends, rng.random() * ends[-1], side="right")) if ends[-1] > 0 else 0
+        place = min(int(np.searchsorted(ends, rng.random() * ends[-1], side="right")), len(drawn) - 1)  # rounding may reach the end
         (seed, prompt), record = drawn[place], records[place]
         why = EXPLORED if explores else NEW if record is None else SIGNAL
         known = {} if record is None else {"success": round(record.success, 6), "episodes": record.episodes, "last": record.step}
-        self._choices[group] = {"prompt": prompt, "why": why, "expected": round(signals[place], 6), **known}
+        self._choices[group] = {"prompt": prompt, "why": why, "expected": round(signals[place], 6) if mean else 0.0, **known}
         self._taken.add((label, seed))
         return seed
 

@@ -269,7 +269,7 @@ def record(run: TrainedRun, step: int, sampled: SampledBatch, batch: Batch, upda
     metrics.put("groups", {**sampled.metrics(int(batch.loss_mask_BT.sum())), "keep": sampled.keep})
     metrics.put("update", update)
     if run.prompt_memory is not None:
-        metrics.put("prompts", run.prompt_memory.metrics(sampled.groups))
+        metrics.put("prompts", run.prompt_memory.metrics(sampled.unselected))
     for section, values in health.metrics.items():
         metrics.put(section, values)
     notes, run.notes = run.notes, []

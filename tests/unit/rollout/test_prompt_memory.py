@@ -102,13 +102,23 @@ def test_more_signal_from_known_success_rates() -> None:
 def test_explored_groups_are_an_even_sample() -> None:
     memory = _memory(rows=10, explore=0.25, candidates=8)
     memory.records = {("rows", "row 3"): PromptRecord(8, 1, 1e9, 5e8, 0.0, 2.5e8, 1e9)}
-    memory.totals["rows"] = PromptRecord(8, 1, 1e9, 1e9, 0.0, 0.0, 1e9)
+    memory.totals["rows"] = PromptRecord(8, 1, 1e9, 1e9, 0.0, 1.0, 1e9)
     choices = [group.choice for step in range(2, 1002) for group in _played(memory, step, 1, [0.5] * 10)]
     explored = [choice["prompt"] for choice in choices if choice["why"] == "explored"]
     assert len(explored) == pytest.approx(250, abs=45)
     assert all(count == pytest.approx(len(explored) / 10, abs=18) for count in Counter(explored).values()) and len(set(explored)) == 10
     chosen = [choice["prompt"] for choice in choices if choice["why"] != "explored"]
     assert chosen.count("row 3") == pytest.approx(len(chosen) * (1 - 0.9**8), abs=0.06 * len(chosen))
+
+
+def test_while_nothing_varies_new_prompts_go_first() -> None:
+    """Half of the prompts were played in vain: 100 degrees of freedom and no squares. Of two candidates, a played one is taken before a new one with
+    (4 / 104) / (1 + 4 / 104) = 1/27, so a new one is played with 1/4 + 1/2 x 26/27 = 0.7315."""
+    memory = _memory(rows=2000, half_life=1e9)
+    memory.records = {("rows", f"row {row}"): PromptRecord(101, 1, 101.0, 0.0, 0.0, 0.0, 100.0) for row in range(0, 2000, 2)}
+    memory.totals["rows"] = PromptRecord(101, 1, 101.0, 0.0, 0.0, 0.0, 100.0)
+    new = [row % 2 for step in range(2, 302) for choose in [memory.chooser(step)] for row in [choose(g, 0) for g in range(10)]]
+    assert np.mean(new) == pytest.approx(0.7315, abs=0.025)
 
 
 def test_no_prompt_twice_in_a_step_unless_there_are_too_few() -> None:
@@ -121,11 +131,11 @@ def test_no_prompt_twice_in_a_step_unless_there_are_too_few() -> None:
 def test_a_choice_reads_what_was_known_when_it_was_asked_for() -> None:
     """Asynchronous rollouts choose in a thread, while further steps end."""
     memory, same = _memory(candidates=4), _memory(candidates=4)
-    early = memory.chooser(3)
-    for step in (1, 2):
-        memory.observe(step, _played(memory, step, 4, np.linspace(0, 1, 40)))
-    late = memory.chooser(3)
-    unread = same.chooser(3)
+    early = memory.chooser(12)
+    for step in range(1, 11):
+        memory.observe(step, _played(memory, step, 4, np.where(np.arange(40) < 10, 0.5, 1.0)))
+    late = memory.chooser(12)
+    unread = same.chooser(12)
     assert [early(g, 0) for g in range(8)] == [unread(g, 0) for g in range(8)] != [late(g, 0) for g in range(8)]
 
 

@@ -54,9 +54,10 @@ def _served(tiny: Any) -> Iterator[str]:
         yield url
 
 
-def _train(out: Path, engine: str, staleness: int, **more: Any) -> RunStore:
+def _train(out: Path, engine: str, staleness: int, memory: int = 0, **more: Any) -> RunStore:
     settings = {"steps": STEPS, **SETTINGS, **more}
-    tether.train("frozen_lake", out=out, rollout={**ROLLOUT, "engine": engine, "max_staleness": staleness}, **settings)
+    rollout = {**ROLLOUT, "engine": engine, "max_staleness": staleness, "prompt_memory": {"candidates": memory}}
+    tether.train("frozen_lake", out=out, rollout=rollout, **settings)
     return RunStore.open(out)
 
 
@@ -135,6 +136,25 @@ def test_interrupted_and_resumed_it_is_the_same_run(tiny: Any, run: RunStore, tm
                 assert not thread.is_alive()
         tether.train(out=tmp_path / "run", resume=True)
     _is_the_same_run(RunStore.open(tmp_path / "run"), run)
+
+
+@pytest.mark.long
+def test_with_prompt_memory_too(tiny: Any, tmp_path: Path) -> None:
+    """Prompts are chosen by what was known when the weights of their batch were; Ctrl-C and a resume change nothing."""
+    with _served(tiny) as url:
+        straight = _train(tmp_path / "straight", url, 1, memory=3)
+    with _served(tiny) as url:
+        with pytest.raises(KeyboardInterrupt):
+            _train(tmp_path / "run", url, 1, memory=3, callbacks=[InterruptIn(3)])
+        tether.train(out=tmp_path / "run", resume=True)
+    _is_the_same_run(RunStore.open(tmp_path / "run"), straight)
+    assert [line["choice"] for line in _trajectories(RunStore.open(tmp_path / "run"))] == [
+        line["choice"] for line in _trajectories(straight)
+    ]
+    latest = {
+        step: [line["choice"].get("last", 0) for line in _trajectories(straight) if line["step"] == step] for step in range(1, STEPS + 1)
+    }
+    assert latest[1] == latest[2] == [0] * 4 and max(latest[3]) == 1 and max(latest[4]) == 2, latest
 
 
 def test_a_server_restarted_after_the_start_gets_the_weights_that_its_version_says(tiny: Any, chat: Any) -> None:
