@@ -1,7 +1,8 @@
 """The MLPs of a model in float8 (`rollout.precision: fp8`): a copy that a decoder reads in place of the learner's weights.
 
-Gate, up and down hold seven eighths of a layer's weights, and a step of decoding lasts as long as reading them. Projections of attention and the head stay as they are:
-measured, float8 saves them less than a microsecond and costs accuracy. Activations are rounded token by token on the way (kernels/float8.py).
+Gate, up and down hold seven eighths of a layer's weights, and a step of decoding lasts as long as reading them. Projections of attention stay as they are: of
+their 14 us for 128 tokens of a 3B model float8 saves 3.5, less a kernel that rounds activations and one that adds parts up. So does the head: it would gain 2% of a step, and half as
+much again would be off. Activations are rounded token by token on the way (kernels/float8.py).
 
 `refresh` writes the learner's present weights into the copy, in place, so that steps that were recorded as CUDA graphs read the new ones. Adapters
 are worked in.
