@@ -57,6 +57,9 @@ def test_a_run_on_frozen_lake(make_trainer: Make, tiny: Any, tmp_path: Path, eng
     assert any(0 in mask for mask in columns["env_mask"]), "later observations are in the sequence and not in the loss"
     assert columns["logprobs"] is None or all(len(a) == len(b) for a, b in zip(columns["logprobs"], columns["completion_ids"], strict=True))
     assert logged(trainer, "rollout/turns")[0] > 1 and logged(trainer, "reward") == pytest.approx(logged(trainer, "rollout/reward_mean"))
+    ((used, _),) = lake._engines.values()
+    assert used.statistics.dropped_tokens <= len(prompts) * 2 * 2, "a response ends at its closing tag, not after max_completion_length"
+    assert "generate" not in vars(trainer.model) and trainer.generation_config.max_new_tokens == ARGS["max_completion_length"]
     run = tether.Run(tmp_path / "run")
     episodes = list(run.store.trajectories(1))
     assert len(episodes) == 8 and max(len(episode["turns"]) for episode in episodes) == 2

@@ -13,8 +13,9 @@ runs the conversation, and only a tool call moves the episode on.
 TRL trains one sequence per rollout, so the context is always the full history.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 from accelerate.utils import gather_object
@@ -189,7 +190,7 @@ class TetherEnvironment:
             engine: Engine = (
                 NativeEngine(policy)
                 if self._engine_name == "native"
-                else TrainerEngine(trainer, StopRule(self._tokenizer, policy.end_of_turn_ids))
+                else TrainerEngine(trainer, self._tokenizer, StopRule(self._tokenizer, policy.end_of_turn_ids))
             )
             self._engines[id(trainer)] = engine, chat
         return self._engines[id(trainer)]
@@ -240,14 +241,15 @@ class TrainerEngine:
     """An engine over TRL's own generation: all live conversations take one turn, then the next.
 
     Every process makes the same number of calls, as vLLM and sharded models need. TRL's sampling parameters apply. Tokens after the end of a
-    response are dropped.
+    response are dropped. TRL's config ends a response at the end of a turn or after the tokens of a whole episode; for transformers' `generate` the
+    budget of a turn and the closing tags end it, else most of what is computed would be dropped.
     """
 
     capabilities = EngineCapabilities(per_conversation_uniforms=False, prefix_sharing=False, weight_sync=True, logprobs=False)
     backend = "trl"
 
-    def __init__(self, trainer: Any, stop: StopRule) -> None:
-        self._trainer, self._stop = trainer, stop
+    def __init__(self, trainer: Any, tokenizer: Any, stop: StopRule) -> None:
+        self._trainer, self._tokenizer, self._stop = trainer, tokenizer, stop
         self.statistics = EngineStatistics()
 
     def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Any = None, follow_up: Any = None) -> None:
@@ -263,7 +265,8 @@ class TrainerEngine:
                 on_finished()
         while any(gather_object([len(live)])):
             asked = [tokens for _, tokens in live] or [filler or [int(self._trainer.processing_class.eos_token_id)]]
-            written, logprobs = self._trainer._generate_single_turn(asked, None, {}, 1)
+            with self._ending(sampling, {tag for conversation, _ in live for tag in conversation.closing_tags}):
+                written, logprobs = self._trainer._generate_single_turn(asked, None, {}, 1)
             following: list[tuple[Conversation, list[int]]] = []
             for row, (conversation, tokens) in enumerate(live):
                 completion = cut_response(
@@ -277,6 +280,23 @@ class TrainerEngine:
                 elif on_finished is not None:
                     on_finished()
             live = following
+
+    @contextmanager
+    def _ending(self, sampling: Sampling, tags: set[str]) -> Iterator[None]:
+        """transformers' `generate` ends a response where the episode does."""
+        trainer = self._trainer
+        if trainer.use_vllm or trainer.use_transformers_continuous_batching:
+            yield
+            return
+        config, module = trainer.generation_config, policy_module(trainer)
+        held = config.max_new_tokens, config.stop_strings
+        config.max_new_tokens, config.stop_strings = sampling.max_tokens, sorted(tags) or None
+        module.generate = partial(module.generate, tokenizer=self._tokenizer)  # needed for the strings; TRL does not pass it
+        try:
+            yield
+        finally:
+            del module.generate
+            config.max_new_tokens, config.stop_strings = held
 
     def sync(self, version: int | None = None) -> dict[str, float]:
         """Nothing to do: TRL gives its generation the current weights."""
