@@ -80,7 +80,7 @@ def plan_disk(settings: RunSettings, folder: Path) -> DiskPlan | None:
     chosen, steps = settings.checkpoint, settings.steps
     tokens = min(settings.rollout.max_context, shape.positions)
     evaluations = 2 + (steps // settings.evaluation.every if settings.evaluation.every else 0)
-    played = steps * settings.rollout.num_groups * settings.rollout.group_size
+    played = steps * settings.rollout.num_groups * settings.rollout.most_members
     prompts = DEFAULT_PROMPTS if settings.evaluation.prompts is None else settings.evaluation.prompts
     played += evaluations * settings.evaluation.samples * prompts
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())

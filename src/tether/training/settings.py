@@ -220,6 +220,11 @@ class RolloutSettings(Settings):
         return self
 
     @property
+    def most_members(self) -> int:
+        """Episodes for each group wanted, at most, but for explored prompts."""
+        return self.group_size + (self.max_tries - 1) * self.first_members
+
+    @property
     def uses_servers(self) -> bool:
         """Whether servers sample, on devices of their own."""
         return engine_entry(self.engine).uses_servers
