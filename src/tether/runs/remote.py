@@ -123,14 +123,15 @@ class Remote:
             raise StorageError(f"cannot {doing} '{self.address}' ({said})") from error
 
     def sizes(self) -> dict[str, int]:
-        """The names of all files, and their sizes."""
+        """The names of all files, and their sizes; names that lead out of a folder, which a storage may hold, are none of a run."""
         with self.reached("list"):
             self.fs.invalidate_cache()
             try:
                 found: Mapping[str, Any] = self.fs.find(self._root, detail=True)
             except FileNotFoundError:
                 return {}
-        return {name.removeprefix(self._root).lstrip("/"): int(entry["size"]) for name, entry in found.items()}
+        sizes = {name.removeprefix(self._root).lstrip("/"): int(entry["size"]) for name, entry in found.items()}
+        return {name: size for name, size in sizes.items() if ".." not in name.split("/")}
 
     def read(self, name: str) -> bytes | None:
         """The content of a file; None where there is none."""

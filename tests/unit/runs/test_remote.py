@@ -210,6 +210,16 @@ def test_sizes_must_agree(address: str) -> None:
     assert list(remote.whole(remote.sizes())) == []
 
 
+def test_names_that_lead_out_of_the_folder_are_not_fetched(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _begun(address)
+    store.close()
+    remote = Remote(address)
+    found = dict(remote.fs.find(remote.path(""), detail=True))
+    (size,) = {entry["size"] for name, entry in found.items() if name.endswith("run.json")}
+    monkeypatch.setattr(remote.fs, "find", lambda *_, **__: {**found, remote.path("images/../../../out.png"): {"size": size}})
+    assert not [name for name in remote.sizes() if "out.png" in name] and "run.json" in remote.sizes()
+
+
 def test_a_checkpoint_that_the_run_deletes_meanwhile_is_uploaded_whole(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = _begun(address)
     mirror = store.mirror
