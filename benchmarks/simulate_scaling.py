@@ -1,7 +1,8 @@
 """What sampling, stragglers and staleness cost on 8 to 512 GPUs: a simulation, with its assumptions stated; nothing is measured here.
 
     python benchmarks/simulate_scaling.py                         # the figures of docs/scaling.md
-    python benchmarks/simulate_scaling.py --check                 # one GPU beside a rollout that was measured
+    python benchmarks/simulate_scaling.py --check                 # one GPU beside rollouts that were measured
+    python benchmarks/simulate_scaling.py --size 7B 32B 70B       # vLLM servers and an FSDP learner: the best split of 8 to 512 GPUs
     python benchmarks/simulate_scaling.py --gpus 64 --staleness 0 1 2 --turn-tokens 800 --env-seconds 2
 
 Engines and learners are simulated event by event. An engine decodes all of its conversations together; a step takes as long as its weights and
@@ -9,6 +10,8 @@ caches need to be read, and a conversation that comes back from its environment 
 conversations are over, because the filter ranks whole batches.
 
 - together (staleness 0): all GPUs sample, then all GPUs update. Sampling waits for the slowest conversation of all.
+- with --size: servers and learners are always apart. A server is a vLLM on as many GPUs as a model needs; the learner's weights are divided (FSDP), and what
+  it exchanges is hidden behind its computation; every update is published once, by rank 0, over NCCL (`Machine.network`) or HTTP (HTTP_RATE, measured).
 - apart (staleness s): a share of the GPUs samples while the others update. Batch j may be sampled by weights that lack up to s updates
   (`rollout.max_staleness`), so an engine begins the next batch while others, or the learner, are still busy.
 
@@ -19,6 +22,7 @@ bandwidth once per update; nothing fails.
 """
 
 import argparse
+import dataclasses
 import heapq
 import json
 import math
@@ -30,6 +34,13 @@ import numpy as np
 
 MAX_TURNS = 5
 ROWS_PER_ENGINE = 128
+MICRO_TOKENS = 16_384
+"""Of a rank of the FSDP learner, for each exchange of the weights."""
+HTTP_RATE = 3.55e9 / 12.7
+"""Bytes a second of a publish over HTTP, as measured (docs/benchmarks.md)."""
+CARD = 141e9
+ROOM = 0.6
+"""Share of a learner's card for weights, gradients and moments; the rest is for activations."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,14 @@ class Machine:
     """Seconds of a call that feeds observations."""
     network: float = 50e9
     """Bytes a second between machines, for each GPU."""
+    all_reduce: float = 15e-6
+    """Seconds of one exchange between the GPUs of a server; two for each layer and step."""
+    publish: float = math.inf
+    """Bytes a second of a publish."""
+
+
+VLLM = Machine(launch=6.4e-3)
+"""vLLM is bound by its host-side work at this batch: 1.5B and 3B decode alike."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +74,16 @@ class Model:
     parameters: float = 1.54e9
     cache_bytes: int = 28_672
     """Of one token: 2 x layers x key heads x width x 2 bytes."""
+    layers: int = 28
+    tensor_parallel: int = 1
+    """GPUs of one server."""
+
+
+SIZES = {
+    "7B": Model(7.62e9, 57_344, 28, 1),
+    "32B": Model(32.8e9, 262_144, 64, 2),
+    "70B": Model(70.6e9, 327_680, 80, 4),
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +92,8 @@ class Work:
 
     groups: int = 8
     """For each GPU: the batch grows with the machine."""
+    batch: int = 0
+    """Conversations of a batch, whatever the number of GPUs; 0: `groups` for each GPU."""
     group_size: int = 16
     turn_tokens: float = 53.0
     """Mean length of a response."""
@@ -76,6 +107,10 @@ class Work:
     env_seconds: float = 0.005
     straggler: float = 0.002
     """Share of the environment steps that take a hundred times as long."""
+
+
+AGENTS = Work(batch=1024, turn_tokens=300, max_tokens=2048, context=4000, env_seconds=0.2)
+"""What --size assumes of agents with models of that size; nothing of it was measured."""
 
 
 @dataclass
@@ -109,7 +144,9 @@ class Engine:
     def step_seconds(self) -> float:
         """Of one token for every row."""
         read = 2 * self.model.parameters + len(self.rows) * self.work.context * self.model.cache_bytes
-        return self.machine.launch + read / self.machine.bandwidth
+        together = self.model.tensor_parallel
+        exchanges = 2 * self.model.layers * self.machine.all_reduce if together > 1 else 0.0
+        return self.machine.launch + exchanges + read / (self.machine.bandwidth * together)
 
     def has_work(self) -> bool:
         return bool(self.rows or self.queue or self.away)
@@ -168,6 +205,13 @@ def update_seconds(machine: Machine, model: Model, tokens: float, gpus: int) -> 
     return compute + traffic
 
 
+def divided_update_seconds(machine: Machine, model: Model, tokens: float, gpus: int) -> float:
+    """An update with FSDP: 8 bytes a parameter for every micro-batch, behind which or before which the computation hides, and 4 at the end."""
+    compute = 6 * model.parameters * tokens / (machine.flops * gpus)
+    exchanges = 8 * model.parameters * math.ceil(tokens / gpus / MICRO_TOKENS) / machine.network
+    return max(compute, exchanges) + 4 * model.parameters / machine.network
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a simulated run did, after its first batches."""
@@ -184,14 +228,25 @@ class Outcome:
 
 
 def simulate(
-    gpus: int, staleness: int, share: float, work: Work, machine: Machine, model: Model, batches: int = 8, seed: int = 0
+    gpus: int,
+    staleness: int,
+    share: float,
+    work: Work,
+    machine: Machine,
+    model: Model,
+    batches: int = 8,
+    seed: int = 0,
+    divided: bool = False,
 ) -> Outcome:
-    """A run of some batches; the first two fill the pipeline and are not counted."""
+    """A run of some batches; the first fill the pipeline and are not counted. `divided`: servers, and an FSDP learner apart from them."""
     rng = np.random.default_rng(seed)
-    samplers = gpus if staleness == 0 else max(1, round(gpus * share))
-    learners = gpus if staleness == 0 else gpus - samplers
-    engines = [Engine(machine, model, work) for _ in range(samplers)]
-    size = gpus * work.groups * work.group_size
+    together = staleness == 0 and not divided
+    samplers = gpus if together else max(1, round(gpus * share))
+    learners = gpus if together else gpus - samplers
+    num_engines = max(1, samplers // model.tensor_parallel)
+    engines = [Engine(machine, model, work) for _ in range(num_engines)]
+    size = work.batch or gpus * work.groups * work.group_size
+    publish = 2 * model.parameters / machine.publish
     left, trained_at, ages, tokens = [size] * batches, [math.inf] * batches, [0.0] * batches, [0.0] * batches
     version, released, free_at = 0, 0, 0.0
     next_up: list[tuple[float, int]] = []
@@ -201,7 +256,7 @@ def simulate(
         nonlocal released
         for number, conversation in enumerate(draw(work, released, size, rng)):
             tokens[released] += sum(conversation.lengths) + work.context / 2
-            place = number % samplers
+            place = number % num_engines
             if not engines[place].has_work():
                 engines[place].now = max(engines[place].now, time)
                 heapq.heappush(next_up, (engines[place].now, place))
@@ -228,10 +283,12 @@ def simulate(
             left[batch] -= 1
             ages[batch] += batch - conversation.begun
             if left[batch] == 0:
-                free_at = max(free_at, engine.now) + update_seconds(machine, model, tokens[batch], learners)
+                update = (divided_update_seconds if divided else update_seconds)(machine, model, tokens[batch], learners)
+                free_at = max(free_at, engine.now) + update + publish
                 trained_at[batch] = free_at
-    counted = range(2, batches)
-    seconds = trained_at[-1] - trained_at[1]
+    first = staleness + 2 if divided else 2
+    counted = range(first, batches)
+    seconds = trained_at[-1] - trained_at[first - 1]
     sampled = sum(tokens[batch] - size * work.context / 2 for batch in counted)
     return Outcome(
         gpus,
@@ -239,7 +296,7 @@ def simulate(
         staleness,
         seconds / len(counted),
         sampled / seconds,
-        sum(engine.busy for engine in engines) / (samplers * trained_at[-1]),
+        sum(engine.busy for engine in engines) / (num_engines * trained_at[-1]),
         sum(ages[batch] for batch in counted) / (size * len(counted)),
     )
 
@@ -257,6 +314,57 @@ def check(work: Work, machine: Machine, model: Model) -> dict[str, float]:
     return {"rollout_s": float(np.mean(seconds)), "tokens": float(np.mean(tokens)), "tokens_per_s": float(np.sum(tokens) / np.sum(seconds))}
 
 
+FIVE_TURNS = Work(turn_tokens=100, spread=1e-6, max_tokens=100, go_on=1 - 1e-12, context=650, env_seconds=1e-18, straggler=0.0)
+MEASURED = {
+    "Tether, 1.5B": (Machine(), Model(), 42_616),
+    "Tether, 3B": (Machine(), Model(3.09e9, 36_864, 36), 27_158),
+    "vLLM, 1.5B": (VLLM, Model(), 15_336),
+    "vLLM, 3B": (VLLM, Model(3.09e9, 36_864, 36), 15_096),
+}
+"""Five turns of 100 tokens, 8 x 16 conversations, tokens a second on one H200 (docs/benchmarks.md, 2026-11-17)."""
+
+
+def beside_measured() -> Iterator[str]:
+    """The engine of the simulation beside what was measured."""
+    yield "| engine and shape | simulated tokens/s | measured | ratio |"
+    yield "|---|---|---|---|"
+    for name, (machine, model, measured) in MEASURED.items():
+        found = check(FIVE_TURNS, machine, model)["tokens_per_s"]
+        yield f"| {name} | {found:,.0f} | {measured:,} | {found / measured:.2f} |"
+
+
+def on_split(gpus: int, samplers: int, staleness: int, model: Model, publish: float) -> Outcome:
+    """Agents on so many GPUs, of which `samplers` serve."""
+    machine = dataclasses.replace(VLLM, publish=publish)
+    return simulate(gpus, staleness, samplers / gpus, AGENTS, machine, model, batches=9, divided=True)
+
+
+def best_split(gpus: int, model: Model) -> Outcome | None:
+    """The quickest division of the GPUs into servers and learners, with up to two updates of staleness; None where the model does not fit."""
+    shares = {gpus * quarters // 4 // model.tensor_parallel * model.tensor_parallel for quarters in (1, 2, 3)}
+    fitting = [samplers for samplers in shares if samplers and (gpus - samplers) * CARD * ROOM >= 16 * model.parameters]
+    found = [on_split(gpus, samplers, staleness, model, Machine.network) for samplers in sorted(fitting) for staleness in (0, 1, 2)]
+    return min(found, key=lambda outcome: outcome.step_seconds, default=None)
+
+
+def splits(sizes: Sequence[str], gpus: Sequence[int]) -> Iterator[str]:
+    """The table of --size."""
+    yield "| model | GPUs | servers x GPUs of each | learner ranks | `rollout.max_staleness` | s a step | sampled tokens/s | servers busy | s a step, published over HTTP |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for name in sizes:
+        model = SIZES[name]
+        for count in gpus:
+            best = best_split(count, model)
+            if best is None:
+                yield f"| {name} | {count} | does not fit | | | | | | |"
+                continue
+            by_http = on_split(count, best.samplers, best.staleness, model, HTTP_RATE)
+            yield (
+                f"| {name} | {count} | {best.samplers // model.tensor_parallel} x {model.tensor_parallel} | {count - best.samplers} | {best.staleness} "
+                f"| {best.step_seconds:.0f} | {best.tokens_per_second:,.0f} | {best.sampler_busy:.0%} | {by_http.step_seconds:.0f} |"
+            )
+
+
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=[8, 32, 128, 512])
@@ -266,6 +374,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-tokens", type=int, default=Work.max_tokens)
     parser.add_argument("--env-seconds", type=float, default=Work.env_seconds)
     parser.add_argument("--parameters", type=float, default=Model.parameters)
+    parser.add_argument("--size", nargs="+", choices=list(SIZES), help="vLLM servers and an FSDP learner with a model of this size")
     parser.add_argument("--check", action="store_true", help="one rollout on one GPU, beside what was measured")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(given)
@@ -273,6 +382,11 @@ def main(given: Sequence[str] | None = None) -> None:
     machine, model = Machine(), Model(parameters=args.parameters)
     if args.check:
         print(json.dumps(check(work, machine, model)))
+        print("\n".join(beside_measured()))
+        return
+    if args.size:
+        for line in splits(args.size, args.gpus):
+            print(line, flush=True)
         return
     if not args.json:
         print("| GPUs | of them sampling | staleness | seconds a step | sampled tokens/s | engines busy | mean staleness |")

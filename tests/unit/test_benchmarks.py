@@ -109,6 +109,28 @@ def test_a_simulated_update_by_hand() -> None:
     assert simulation.update_seconds(machine, model, 1000, 4) == pytest.approx(1.5 + 3.0)  # a quarter, and 4 bytes x 1e9 x 3/4 / 1e9
 
 
+def test_a_divided_update_and_a_server_of_several_gpus_by_hand() -> None:
+    simulation = module("simulate_scaling")
+    machine, model = (
+        simulation.Machine(flops=1e12, network=1e9, bandwidth=1e12, all_reduce=1e-3, launch=0.0),
+        simulation.Model(1e9, 0, 5, 4),
+    )
+    one = simulation.MICRO_TOKENS  # of each of two ranks: 6 x 1e9 x 16,384 / 1e12 s hide 8 bytes x 1e9 / 1e9; then 4 bytes
+    assert simulation.divided_update_seconds(machine, model, 2 * one, 2) == pytest.approx(98.304 + 4.0)
+    assert simulation.divided_update_seconds(machine, model, 200, 2) == pytest.approx(8.0 + 4.0)  # hides nothing
+    engine = simulation.Engine(machine, model, simulation.Work())
+    assert engine.step_seconds() == pytest.approx(2 * 5 * 1e-3 + 2e9 / 4e12)
+    work = simulation.Work(batch=8, group_size=4)
+    quick, slow = (simulation.simulate(8, 0, 0.5, work, simulation.Machine(publish=rate), model, divided=True) for rate in (math.inf, 1e9))
+    assert slow.step_seconds - quick.step_seconds == pytest.approx(2.0) and quick.samplers == 4  # 2 bytes x 1e9 / 1e9
+
+
+def test_the_simulated_engine_is_near_the_measured_ones() -> None:
+    rows = [line.split("|") for line in module("simulate_scaling").beside_measured()][2:]
+    ratios = {row[1].strip(): float(row[4]) for row in rows}
+    assert all(0.9 < ratio < (1.1 if name.startswith("vLLM") else 1.4) for name, ratio in ratios.items()), ratios
+
+
 def test_staleness_is_counted_and_a_simulation_repeats() -> None:
     simulation = module("simulate_scaling")
     work = simulation.Work(groups=1, group_size=4)
