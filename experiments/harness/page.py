@@ -3,6 +3,7 @@
 Only the text between two markers is written; what stands around it is written by hand and stays. Everything is deterministic.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from tether.core.errors import BadInput
 from tether.runs.files import write_whole
 from tether.runs.quantities import Quantity, estimate_words, shown
 
+_LOG = logging.getLogger(__name__)
+
 BEGIN, END = "<!-- written by `tether reproduce`: do not edit -->", "<!-- end -->"
 README, RESULTS = "README.md", "results"
 
@@ -35,7 +38,10 @@ def write_pages(library: Library, names: Sequence[str]) -> list[Path]:
         (name, plot, results) for name in names for plot in library.grids[name].plots for results in found[name].values() if results.records
     ]
     figures = {library.folder / name / plot_name(plot, results.scale): plotted(library, plot, results) for name, plot, results in every}
-    written += write_pictures({path: figure for path, figure in figures.items() if figure is not None})
+    drawn = {path: figure for path, figure in figures.items() if figure is not None}
+    written += (pictures := write_pictures(drawn))
+    if drawn and not pictures:
+        _LOG.warning("pictures are as they were: kaleido, which draws them, is not installed (pip install kaleido)")
     glance = library.folder / README
     if glance.is_file():
         _replace_block(glance, glance_table(library, found), "")

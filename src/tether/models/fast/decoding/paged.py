@@ -117,7 +117,7 @@ class PagedDecoder:
         self._open_call: _DraftCall | None = None
         num_weights = sum(parameter.numel() for layer in backbone.layers for parameter in layer.module.parameters())
         self._feed_sizes = [size for size in FEED_SIZES if size <= MOST_FED or size * num_weights <= MOST_PRODUCTS]
-        self._most_recorded = max(*self._feed_sizes, *MIXED_SIZES)
+        self._most_recorded = max((*self._feed_sizes, *MIXED_SIZES))
         self._parameters = list(backbone.model.parameters())  # to walk over the modules takes a millisecond
         self._addresses: list[int] = []
 
