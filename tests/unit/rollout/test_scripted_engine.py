@@ -81,11 +81,11 @@ def test_names_of_engines(tiny: Any) -> None:
         make_engine("nativ", policy)
 
 
-def test_every_entry_names_a_function_that_builds_and_says_what_the_engine_says() -> None:
+def test_every_entry_names_a_function_that_builds_and_says_what_the_engine_says(tiny: Any) -> None:
     for entry in (*ENGINES.values(), SERVERS):
         module, _, function = entry.builder.partition(":")
         assert callable(getattr(importlib.import_module(module), function))
-    assert ENGINES[DEFAULT_ENGINE].shares_weights and NativeEngine.capabilities.shares_weights
+    assert ENGINES[DEFAULT_ENGINE].shares_weights and NativeEngine(tether.Policy(tiny.model, tiny.tokenizer)).capabilities.shares_weights
 
 
 def build_parrot(name: str, policy: tether.Policy, **_: Any) -> ScriptedEngine:
