@@ -76,7 +76,7 @@ test-trl: ## the tests of the TRL plug-in, in .venv-trl
 	@"$(PYTHON)" scripts/set_up.py --venv .venv-trl gguf dev trl
 	OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest -W default $(PYTEST_ARGS) tests/integrations tests/property/test_trl_equivalence.py
 
-test-verl: ## the tests of the verl plug-in and a whole run of verl on the CPU, in .venv-verl
+test-verl: ## the tests of the verl plug-in and two whole runs of verl on the CPU, in .venv-verl
 	@$(FIND_PYTHON)
 	@"$(PYTHON)" scripts/set_up.py --venv .venv-verl gguf dev data
 	.venv-verl/bin/python -m pip install --quiet --no-deps -r tests/integrations/verl-requirements.txt
