@@ -12,7 +12,7 @@ from tether.core.metrics import CATALOGUE, StepMetrics, is_catalogued, wilson_in
 def test_catalogue_names_and_explanations() -> None:
     sections = {name.partition("/")[0] for name in CATALOGUE}
     information = {f"information{what}{scope}" for what in ("", "_calls") for scope in ("", "_trajectory", "_turn")}
-    assert sections == {"rollout", "groups", "update", *information, "alarms", "gradients", "validation"}
+    assert sections == {"rollout", "prompts", "groups", "update", *information, "alarms", "gradients", "validation"}
     for name, meaning in CATALOGUE.items():
         assert re.fullmatch(r"[a-z_]+(/([a-z0-9_]|\{[a-z]+\})+)+", name)
         assert len(meaning) > 10, name

@@ -194,6 +194,7 @@ def test_an_upload_that_is_cut_off_leaves_the_checkpoint_before(cut: int, addres
     store.mirror = None
     store.close()
     _forget_cache()
+    monkeypatch.setattr(remote_module, "STALE_SECONDS", 0.1)  # a record that was left behind is waited for
     copy = RunStore.open(fetched(address, to_write=True))
     assert [path.name for path in list_checkpoints(copy.checkpoints)] == ["step_000001"] and [record.step for record in copy.steps()] == [
         1,

@@ -216,6 +216,7 @@ def test_what_a_kill_left_before_the_run_was_one_is_no_obstacle(tmp_path: Path) 
         RunStore.create(tmp_path, "steps: 1\n", {})
 
 
+@pytest.mark.long
 def test_a_server_that_was_there_before_is_worth_a_further_attempt(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tether.models.policy import Policy
     from tether.rollout.engines.server import ServerEngine
