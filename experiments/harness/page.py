@@ -13,10 +13,11 @@ import plotly.graph_objects as go
 
 from harness.cells import CellFiles
 from harness.claims import Finding, Predicts, Verdict
-from harness.grid import Grid, Library, Plot
+from harness.grid import Grid, Library, Plan, Plot
 from harness.plan import plan
 from harness.plots import COLOURS, Mark, Panel, Series, draw, write_pictures
 from harness.results import Level, Results, read_results, to_json
+from tether.core.config import flattened
 from tether.core.errors import BadInput
 from tether.runs.files import write_whole
 from tether.runs.quantities import Quantity, estimate_words, shown
@@ -85,6 +86,7 @@ def readme_block(library: Library, name: str, found: Sequence[Results]) -> str:
     for results in found:
         parts.append(f"## Results at scale {results.scale}")
         parts.append(f"{_capital(library.scale(results.scale).words)}. Cells: {len(results.records)} of {len(results.cells)} done.")
+        parts += _own_plan(grid.scales.get(results.scale))
         parts.append(_claims(results))
         if results.levels:
             parts.append(_levels(library, results.levels))
@@ -104,6 +106,15 @@ def readme_block(library: Library, name: str, found: Sequence[Results]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _own_plan(plan: Plan | None) -> list[str]:
+    """In what an experiment's runs differ from others of the scale, and what they are compared at."""
+    if plan is None:
+        return []
+    settings = ", ".join(f"`{key}` {value}" for key, value in flattened(plan.settings).items())
+    targets = "; ".join(f"{env} {target.level:.0%}, {target.million_tokens:g} million tokens" for env, target in plan.targets.items())
+    return [f"Here with {settings}."] * bool(settings) + [f"Level of success and budget: {targets}."] * bool(targets)
+
+
 def _cost(library: Library, found: Sequence[Results]) -> str:
     lines = []
     for results in found:
@@ -115,7 +126,7 @@ def _cost(library: Library, found: Sequence[Results]) -> str:
         spent = f"; {len(done)} are done, {sum(record.seconds for record in done) / 60:.0f} minutes of steps in all" if done else ""
         machines = sorted({str(record.about["machine"]) for record in done})
         where = f", on {', '.join(machines)}" if machines else ""
-        minutes = library.scale(results.scale).minutes * len(own)
+        minutes = library.scale(results.scale).minutes_of(own)
         lines.append(
             f"Cost at scale {results.scale}: {len(own)} cells, about {minutes:.0f} minutes of one GPU with several side by side{spent}{where}."
         )

@@ -60,7 +60,10 @@ def draw(title: str, panels: Sequence[Panel], *, kind: str, x_label: str, y_labe
             number = names.index(series.name)
             is_first = not any(trace.name == series.name for trace in figure.data)
             for trace in _traces(series, kind, number, COLOURS[number % len(COLOURS)]):
-                figure.add_trace(trace.update(showlegend=is_first and trace.name is not None), 1, column)
+                shown = is_first and trace.name is not None
+                figure.add_trace(
+                    trace.update(showlegend=shown, uid=str(len(figure.data))), 1, column
+                )  # plotly draws a name of its own otherwise
     width = 70 + PANEL_WIDTH * len(panels)
     lines = 1 + sum(60 + 7 * len(name) for name in names) // width
     figure.update_layout(
