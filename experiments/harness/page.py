@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from harness.cells import CellFiles
@@ -267,10 +268,11 @@ def _panels(library: Library, plot: Plot, results: Results) -> list[Panel]:
 def _marks(plot: Plot, env: str, arm: str, results: Results) -> list[Mark]:
     runs = [run for run in results.outcomes.runs if (run.env, run.arm) == (env, arm)]
     if plot.kind == "curves":
-        curves = [run.curves[plot.y] for run in runs if plot.y in run.curves]
+        curves = [run.curves[plot.y] for run in runs if run.curves.get(plot.y)]
         steps = sorted(set().union(*curves)) if curves else []
-        values = [(step, [curve[step] for curve in curves if step in curve]) for step in steps]
-        return [Mark(step, math.fsum(own) / len(own), min(own), max(own)) for step, own in values]
+        # A run that stopped counts with its last value: a mean over those that go on would jump where it stops.
+        drawn = np.array([np.interp(steps, list(curve), list(curve.values())) for curve in curves])
+        return [Mark(step, float(own.mean()), float(own.min()), float(own.max())) for step, own in zip(steps, drawn.T, strict=True)]
     y = Quantity.parse(plot.y)
     if plot.kind == "bars":
         found = next((level for level in results.levels if (level.env, level.arm, level.quantity) == (env, arm, y)), None)

@@ -110,6 +110,17 @@ def test_verdicts_at_a_glance(library: Library) -> None:
     assert text.endswith("by hand\n")
 
 
+def test_a_run_that_stopped_is_drawn_with_its_last_value(library: Library) -> None:
+    """One run goes 0.2, 0.4, 0.6; the other stops after step 20 of 30, at 0.0. Its line falls to 0.0 by then and stays there."""
+    files = CellFiles(library.folder, "tiny")
+    for seed, curve in enumerate(({0: 0.2, 15: 0.4, 30: 0.6}, {0: 0.2, 20: 0.0})):
+        cell = library.cell("tiny", "sokoban", "none", seed)
+        files.write(cell, CellRecord(cell.id, seed, 30, "done", 60.0, {"validation/success": curve}, {"machine": "one card"}))
+    figure = plotted(library, library.grids["one"].plots[0], read_results(library, "one", "tiny", files))
+    line = figure.data[-1]  # type: ignore[union-attr]
+    assert list(line.x) == [0, 15, 20, 30] and list(line.y) == pytest.approx([0.2, 0.225, 7 / 30, 0.3])
+
+
 def test_other_seeds_are_compared_with_the_published_levels(library: Library, tmp_path: Path) -> None:
     """Published none: 0.1, 0.3, 0.5. Again close by agrees; again at 0.99 does not; one seed cannot tell."""
     fill(library, library.folder)
