@@ -52,7 +52,7 @@ def test_the_list_names_every_experiment_and_loads_no_torch() -> None:
     assert said.splitlines()[-1] == "False"
     for path in EXPERIMENTS.glob("*/grid.yaml"):
         assert path.parent.name in said
-    assert "all at tiny:" in said and "of 264 cells" in said
+    assert "all at tiny:" in said and "of 366 cells" in said
 
 
 @pytest.mark.long
