@@ -290,7 +290,11 @@ class ContinuousBatch:
         for kind, alike in _by_kind(groups, lambda members: members[0].kind):
             requests = [PrefillRequest(tuple(row.slot for row in members), members[0].filled, members[0].unfed) for members in alike]
             rows = [row for members in alike for row in members]
+            num_copied = self._decoder.tokens_copied
             sampled = self._decoder.prefill(requests, kind, np.concatenate([row.uniforms(1) for row in rows]))
+            num_copied = self._decoder.tokens_copied - num_copied
+            self._statistics.fed_tokens -= num_copied
+            self._statistics.shared_tokens += num_copied
             if self._kept is not None:
                 for row in rows:
                     self._kept.hold(row.slot)

@@ -2,7 +2,8 @@
 
 A model reads a range of rows as a view, so the rows of a step are moved to the front first; few change from one step to the next. Feeding
 needs no order: rows are few then and the pass is long. Texts are fed in parts of bounded size, sorted by length where they are padded.
-What several slots begin with is computed once and copied.
+What several slots begin with is computed once and copied: a prompt for the members of its group, and for all prompts the instructions and examples
+that all of them begin with. A step reads these once for all rows.
 
 Memory: all rows are as long as the longest conversation needs. Rows and positions together stay within a budget; positions grow by
 doubling inside it, and where the longest conversation needs more, there are fewer rows. When the last slot is released, all memory goes
@@ -24,7 +25,7 @@ from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.decoding.drafts import Drafts
 from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
-from tether.models.fast.decoding.rows import INITIAL_POSITIONS, GroupedPass, PaddedPass, RowPass, position_bytes
+from tether.models.fast.decoding.rows import INITIAL_POSITIONS, LEAST_COMMON, GroupedPass, PaddedPass, RowPass, position_bytes
 from tether.models.fast.decoding.sampling import sample
 from tether.models.policy import Policy
 
@@ -67,6 +68,9 @@ class ContiguousDecoder:
         self._reserved: dict[int, int] = {}
         self._filled: dict[int, int] = {}
         """Positions of a slot that may hold something."""
+        self._beginning: list[int] = []
+        """The tokens that all filled slots begin with."""
+        self.tokens_copied = 0
         self._drafts: Drafts | None = None
         self._most_drafted = 0
 
@@ -106,6 +110,7 @@ class ContiguousDecoder:
             return 0
         self._cache.copy_row(self._row[source], self._row[slot], length)
         self._filled[slot] = length
+        self._beginning = self._beginning[:length]
         if self._drafts is not None:
             self._drafts.adopt(slot, source, length)
         return length
@@ -113,8 +118,9 @@ class ContiguousDecoder:
     @torch.inference_mode()
     def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Sampled:
         order, features = [], []
-        for part in self._parts(requests):
-            texts = [requests[n] for n in part]
+        left = self._begin(requests)
+        for part in self._parts(left):
+            texts = [left[n] for n in part]
             rows = [self._row[request.slots[0]] for request in texts]
             features_SD = self._pass.feed(rows, [request.start for request in texts], [request.tokens for request in texts])
             features.append(features_SD[torch.tensor([len(request.tokens) for request in texts], device=self._device).cumsum(0) - 1])
@@ -147,7 +153,7 @@ class ContiguousDecoder:
         ids_B = torch.tensor([last_ids[index] for index in order], device=self._device)
         sampled = []
         for k in range(uniforms_BK.shape[1]):
-            features_BD = self._pass.step(ids_B, [starts[index] + k for index in order])
+            features_BD = self._pass.step(ids_B, [starts[index] + k for index in order], len(self._beginning))
             ids_B, logprobs_B = self._sample(features_BD, sampling, uniforms_BK[order, k])
             sampled.append((ids_B, logprobs_B))
         for slot, start in zip(slots, starts, strict=True):
@@ -204,6 +210,30 @@ class ContiguousDecoder:
         return SampleOutput(ids_BK, logprobs_BK)
 
     # ----------------------------------------------------------------------------------------------------------- request
+
+    def _begin(self, requests: Sequence[PrefillRequest]) -> Sequence[PrefillRequest]:
+        """Let new conversations begin with what all slots begin with; returns what is left to feed, at least one token of each."""
+        new = [request for request in requests if request.start == 0]
+        if not new:
+            return requests
+        source = next(iter(self._filled), None)
+        beginning = list(new[0].tokens) if source is None else self._beginning
+        for request in new:
+            alike = takewhile(lambda pair: pair[0] == pair[1], zip(beginning, request.tokens, strict=False))
+            beginning = [token for token, _ in alike]
+        self._beginning = beginning
+        length = min(len(beginning), *(len(request.tokens) - 1 for request in new))
+        if length < LEAST_COMMON or (source is None and len(new) == 1):
+            return requests
+        if source is None:
+            source = new[0].slots[0]
+            self._pass.feed([self._row[source]], [0], [beginning[:length]])
+            self.tokens_copied -= length
+        for request in new:
+            if request.slots[0] != source:
+                self._cache.copy_row(self._row[source], self._row[request.slots[0]], length)
+        self.tokens_copied += length * len(new)
+        return [request if request.start else PrefillRequest(request.slots, length, request.tokens[length:]) for request in requests]
 
     def _parts(self, requests: Sequence[PrefillRequest]) -> list[list[int]]:
         """Feedings by number, in parts that one pass takes."""

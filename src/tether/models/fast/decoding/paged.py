@@ -75,6 +75,8 @@ class PagedDecoder:
     """A Decoder over a paged cache; see the module's text."""
 
     prefills_beside = True
+    tokens_copied = 0
+    """What a group shares is counted by the engine; nothing else is copied."""
 
     def __init__(
         self,

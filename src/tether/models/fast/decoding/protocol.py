@@ -102,6 +102,11 @@ class Decoder(Protocol):
         ...
 
     @property
+    def tokens_copied(self) -> int:
+        """Tokens of all prefilled requests so far that were not computed, because another slot begins with them."""
+        ...
+
+    @property
     def prefills_beside(self) -> bool:
         """Whether a call with drafts takes in what is prefilled: `prefill` may then be called before a `speculate` was waited for."""
         ...

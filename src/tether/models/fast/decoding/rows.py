@@ -7,7 +7,8 @@ there is nothing to synchronise after an update.
 
 `PaddedPass` serves any causal language model; transformers' attention repeats the keys of grouped heads and reads a mask. `GroupedPass`
 serves the Llama family and does neither: the queries that share a key head are neighbours in one text, for which the attention kernel
-reads its keys once, and texts of a prompt are fed one behind the other, each attending to its own row only.
+reads its keys once, and texts of a prompt are fed one behind the other, each attending to its own row only. What all rows of a step begin with
+(instructions, examples) is read once for all of them: reading the cache is most of what a step of a small model costs on a CPU.
 
 Shape legend: B rows of a call, N texts that are fed, S tokens of them all, T of one or of the longest, L positions visible, D width of the
 model, V vocabulary, H query heads, K key heads, G queries per key head, W width of a head.
@@ -24,12 +25,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from tether.core.errors import BadInput
 from tether.models.fast.backbone import Attend, LlamaBackbone
 from tether.models.fast.decoding.places import Places
+from tether.models.fast.prefix_attention import prefix_kernel
 from tether.models.policy import Policy
 from tether.models.probing import disagreement_with, probe_ids, reason_against
 from tether.models.vision import PlacesOf
 
 INITIAL_POSITIONS = 256
 PROBE_TOKENS = 6
+LEAST_COMMON, LEAST_ROWS = 64, 4
+"""Positions and rows from which on it is faster to read what rows have in common apart from the rest."""
 
 
 class RowCache:
@@ -195,8 +199,8 @@ class RowPass(Protocol):
         """Feed a text to each of these rows, from its start on; the features [S, D] of all their tokens, one text after another."""
         ...
 
-    def step(self, ids_B: Tensor, starts: Sequence[int]) -> Tensor:
-        """Feed one token to each of the first rows; their features [B, D]."""
+    def step(self, ids_B: Tensor, starts: Sequence[int], common: int = 0) -> Tensor:
+        """Feed one token to each of the first rows; their features [B, D]. The first `common` positions hold the same in all of them."""
         ...
 
 
@@ -224,7 +228,7 @@ class PaddedPass:
         features_NTD = self._decoder.extend(rows_N, ids_NT.to(self._device), starts_N, lengths_N, places)
         return features_NTD[torch.arange(ids_NT.shape[1], device=self._device) < lengths_N[:, None]]
 
-    def step(self, ids_B: Tensor, starts: Sequence[int]) -> Tensor:
+    def step(self, ids_B: Tensor, starts: Sequence[int], common: int = 0) -> Tensor:
         places: Tensor | None = None
         if self._places is not None:
             places = torch.from_numpy(self.cache.places.of_words(range(len(starts)), starts)).to(self._device)[:, None]
@@ -253,12 +257,19 @@ class GroupedPass:
             positions_S = torch.from_numpy(self.cache.places.of_texts(self._places, rows, starts, texts)).to(self._device)
         return self._backbone.features(ids_S, positions_S, self._to_texts(rows, starts, ends))
 
-    def step(self, ids_B: Tensor, starts: Sequence[int]) -> Tensor:
+    def step(self, ids_B: Tensor, starts: Sequence[int], common: int = 0) -> Tensor:
         starts_B = torch.tensor(starts, device=self._device)
         places_B = starts_B
         if self._places is not None:
             places_B = torch.from_numpy(self.cache.places.of_words(range(len(starts)), starts)).to(self._device)
-        return self._backbone.features(ids_B, places_B, self._to_rows(starts_B, max(starts) + 1, min(starts) == max(starts)))
+        if common < LEAST_COMMON or len(starts) < LEAST_ROWS or not self._splits():
+            common = 0
+        return self._backbone.features(ids_B, places_B, self._to_rows(starts_B, max(starts) + 1, min(starts) == max(starts), common))
+
+    def _splits(self) -> bool:
+        """Whether attention can be computed in two parts, here by torch's kernel for CPUs, which takes a mask."""
+        backbone = self._backbone
+        return self._device.type == "cpu" and not prefix_kernel("cpu", backbone.model.dtype, backbone.head_dim, backbone.head_dim).reason
 
     def _to_texts(self, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Attend:
         """Attention of each text to itself and to what its row holds before it."""
@@ -288,16 +299,31 @@ class GroupedPass:
 
         return attend
 
-    def _to_rows(self, starts_B: Tensor, visible: int, all_alike: bool) -> Attend:
-        """Attention of one new token per row to its row; a mask only where lengths differ."""
+    def _to_rows(self, starts_B: Tensor, visible: int, all_alike: bool, common: int) -> Attend:
+        """Attention of one new token per row to its row; a mask only where lengths differ. Where rows have positions in common, all their queries
+        attend to those of the first row, and each to the rest of its own; the log-sum-exp of both parts merges them into the softmax over all."""
         backbone, rows_B = self._backbone, torch.arange(len(starts_B), device=self._device)
-        seen_B11L = None if all_alike else torch.arange(visible, device=self._device) <= starts_B[:, None, None, None]
+        mask_B11L: Tensor | None = None
+        if not all_alike:
+            mask_B11L = torch.arange(common, visible, device=self._device) <= starts_B[:, None, None, None]
+            if common:  # the kernel adds its mask
+                mask_B11L = torch.zeros(mask_B11L.shape, dtype=backbone.model.dtype).masked_fill_(~mask_B11L, -torch.inf)
 
         def attend(layer: int, query_BHW: Tensor, key_BKW: Tensor, value_BKW: Tensor) -> Tensor:
             keys, values = self.cache.layer(layer, key_BKW[:, :, None], value_BKW[:, :, None])
             keys[rows_B, :, starts_B], values[rows_B, :, starts_B] = key_BKW, value_BKW
             query_BKGW = query_BHW.unflatten(1, (backbone.num_kv_heads, -1))
-            key_BKLW, value_BKLW = (buffer[: len(rows_B), :, :visible] for buffer in (keys, values))
-            return scaled_dot_product_attention(query_BKGW, key_BKLW, value_BKLW, attn_mask=seen_B11L, scale=backbone.scale).flatten(1, 2)
+            key_BKLW, value_BKLW = (buffer[: len(rows_B), :, common:visible] for buffer in (keys, values))
+            if not common:
+                mixed_BKGW = scaled_dot_product_attention(query_BKGW, key_BKLW, value_BKLW, attn_mask=mask_B11L, scale=backbone.scale)
+                return mixed_BKGW.flatten(1, 2)
+            kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+            own_BKGW, own_BKG = kernel(query_BKGW, key_BKLW, value_BKLW, attn_mask=mask_B11L, scale=backbone.scale)
+            folded_1KNW = query_BKGW.transpose(0, 1).flatten(1, 2)[None]
+            first_1KNW, first_1KN = kernel(folded_1KNW, keys[:1, :, :common], values[:1, :, :common], scale=backbone.scale)
+            first_BKGW = first_1KNW[0].unflatten(1, (len(rows_B), -1)).transpose(0, 1)
+            first_BKG = first_1KN[0].unflatten(1, (len(rows_B), -1)).transpose(0, 1)
+            share_BKG1 = torch.sigmoid(first_BKG - own_BKG)[..., None]
+            return torch.lerp(own_BKGW.float(), first_BKGW.float(), share_BKG1.float()).to(query_BHW.dtype).flatten(1, 2)
 
         return attend
