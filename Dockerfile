@@ -1,7 +1,7 @@
 # Two images, with everything at the versions of constraints.txt, for a user who is not root (number 1000).
 #
 #   docker build --target serving -t tether-serving .         what `tether serve`, serve-env, serve-search, gateway and dashboard need
-#   docker build --target training -t tether-training .       the same, with adapters, data sets, trackers and Ray
+#   docker build --target training -t tether-training .       the same, with adapters, data sets, trackers, Ray and S3
 #
 # torch is the build that pip finds (with CUDA on x86-64). For machines without a GPU: --build-arg TORCH_INDEX=<index of the CPU build>, a smaller image.
 # torch's wheels bring the CUDA libraries with them, so one base image serves both; the host needs the NVIDIA driver and container toolkit.
@@ -43,4 +43,7 @@ USER root
 # KubeRay probes its pods with wget, and submits its jobs to Ray's dashboard.
 RUN apt-get update && apt-get install -y --no-install-recommends wget && rm -rf /var/lib/apt/lists/*
 RUN pip install "tether-agents[gguf,data,lora,tensorboard] @ file://$(ls /wheels/*.whl)" "ray[default]==2.60.0"
+# For --out s3://...: botocore wants an older python-dateutil than the one that is pinned for reading parquet files, as in make test-storage.
+RUN grep -v '^python-dateutil==' /etc/tether-constraints.txt > /tmp/constraints.txt \
+    && PIP_CONSTRAINT=/tmp/constraints.txt pip install s3fs==2026.9.0 && rm /tmp/constraints.txt
 USER 1000

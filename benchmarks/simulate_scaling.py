@@ -11,7 +11,8 @@ conversations are over, because the filter ranks whole batches.
 
 - together (staleness 0): all GPUs sample, then all GPUs update. Sampling waits for the slowest conversation of all.
 - with --size: servers and learners are always apart. A server is a vLLM on as many GPUs as a model needs; the learner's weights are divided (FSDP), and what
-  it exchanges is hidden behind its computation; every update is published once, by rank 0, over NCCL (`Machine.network`) or HTTP (HTTP_RATE, measured).
+  it exchanges is hidden behind its computation; every update is published by rank 0, to one server after the other as the engine does it, over NCCL
+  (`Machine.network`) or HTTP (HTTP_RATE, measured).
 - apart (staleness s): a share of the GPUs samples while the others update. Batch j may be sampled by weights that lack up to s updates
   (`rollout.max_staleness`), so an engine begins the next batch while others, or the learner, are still busy.
 
@@ -60,7 +61,7 @@ class Machine:
     all_reduce: float = 15e-6
     """Seconds of one exchange between the GPUs of a server; two for each layer and step."""
     publish: float = math.inf
-    """Bytes a second of a publish."""
+    """Bytes a second of a publish to one server."""
 
 
 VLLM = Machine(launch=6.4e-3)
@@ -246,9 +247,9 @@ def simulate(
     num_engines = max(1, samplers // model.tensor_parallel)
     engines = [Engine(machine, model, work) for _ in range(num_engines)]
     size = work.batch or gpus * work.groups * work.group_size
-    publish = 2 * model.parameters / machine.publish
+    publish = num_engines * 2 * model.parameters / machine.publish  # one server after the other
     left, trained_at, ages, tokens = [size] * batches, [math.inf] * batches, [0.0] * batches, [0.0] * batches
-    version, released, free_at = 0, 0, 0.0
+    version, released, trained, free_at = 0, 0, 0, 0.0
     next_up: list[tuple[float, int]] = []
     """Engines with work, by their time."""
 
@@ -282,10 +283,13 @@ def simulate(
             batch = conversation.batch
             left[batch] -= 1
             ages[batch] += batch - conversation.begun
-            if left[batch] == 0:
-                update = (divided_update_seconds if divided else update_seconds)(machine, model, tokens[batch], learners)
-                free_at = max(free_at, engine.now) + update + publish
-                trained_at[batch] = free_at
+        while (
+            trained < batches and left[trained] == 0
+        ):  # in their order: a batch whose slowest conversation is over early waits for the one before
+            update = (divided_update_seconds if divided else update_seconds)(machine, model, tokens[trained], learners)
+            free_at = max(free_at, engine.now) + update + publish
+            trained_at[trained] = free_at
+            trained += 1
     first = staleness + 2 if divided else 2
     counted = range(first, batches)
     seconds = trained_at[-1] - trained_at[first - 1]

@@ -253,7 +253,8 @@ class Workers:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "micro", "shape", "rows"), [(1, 8, (4, 5), [24]), (8, 16, (8, 8), [64]), (3, 2, (5, 4), [12, 12]), (2, None, (4, 5), [12, 8])]
+    ("ranks", "micro", "shape", "rows"),
+    [(1, 8, (4, 5), [24]), (8, 16, (8, 8), [128]), (3, 2, (5, 4), [12, 12]), (2, None, (4, 5), [12, 8])],
 )
 def test_the_actor_scores(tiny: Any, ranks: int, micro: int | None, shape: tuple[int, int], rows: list[int]) -> None:
     """Ranks, rows of a micro-batch (None: dynamic batches), prompts and reasonings, and the rows that go to the actor in each call."""

@@ -210,6 +210,17 @@ def test_a_killed_rank_ends_the_run_and_resume_goes_on(cluster: str, alone: Path
     _same_as(alone, out)
 
 
+def test_a_supervised_run_goes_on_by_itself(cluster: str, alone: Path, topology: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with _running(*_words(out, "--ray", cluster, "--topology", topology, "--restarts", "2")) as run:
+        run.wait_for(r"step 1/3")
+        os.kill(_process_with("train", "--engine", environment="RANK=1"), signal.SIGKILL)
+        assert run.end() == 0, run.said()
+    (again,) = RunStore.open(out).attempts()
+    assert again["attempt"] == 2 and "rank 1 of 2 was killed by SIGKILL" in again["cause"]
+    _same_as(alone, out)
+
+
 def test_ctrl_c_stops_with_a_checkpoint(cluster: str, topology: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with _running(*_words(out, "--ray", cluster, "--topology", topology, "--set", "steps=99", "--set", "checkpoint.every=99")) as run:

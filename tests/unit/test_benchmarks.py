@@ -125,6 +125,17 @@ def test_a_divided_update_and_a_server_of_several_gpus_by_hand() -> None:
     assert slow.step_seconds - quick.step_seconds == pytest.approx(2.0) and quick.samplers == 4  # 2 bytes x 1e9 / 1e9
 
 
+def test_a_simulated_publish_reaches_one_server_after_the_other_and_batches_are_trained_on_in_their_order() -> None:
+    """So no step is shorter than one publish to all servers, however far ahead they sample: 4 x 2 bytes x 1e9 / 1e9."""
+    simulation = module("simulate_scaling")
+    work = simulation.Work(batch=16, group_size=4, straggler=0.2, env_seconds=0.02)
+    for seed in range(4):
+        found = simulation.simulate(
+            8, 2, 0.5, work, simulation.Machine(publish=1e9), simulation.Model(1e9, 0, 5), batches=9, seed=seed, divided=True
+        )
+        assert found.step_seconds > 8.0
+
+
 def test_the_simulated_engine_is_near_the_measured_ones() -> None:
     rows = [line.split("|") for line in module("simulate_scaling").beside_measured()][2:]
     ratios = {row[1].strip(): float(row[4]) for row in rows}

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from tests.unit.models.sighted import logprobs_by_transformers, write_model
 
 import tether
-from tether.core.errors import EngineUnavailable
+from tether.core.errors import BadInput, EngineUnavailable
 from tether.core.images import image_digests, image_of
 from tether.core.protocols import Sampling
 from tether.core.types import Group
@@ -61,6 +62,10 @@ def _play(engine: ServerEngine, chat: Any, **options: str) -> list[Group]:
     rules = EpisodeRules(max_context=900, max_tokens=40, format_penalty=-0.1)
     with EnvPool([EnvSpec("frozen_lake", {"instructions": "plain", **options})]) as pool:
         return play_plan(pool, training_plan(0, 1, 2, 4), engine, chat, Sampling(0.8, 40), rules)
+
+
+def _responses(group: Group) -> list[tuple[int, ...]]:
+    return [turn.response_ids for trajectory in group.trajectories for turn in trajectory.turns]
 
 
 def _nudge(policy: Policy) -> None:
@@ -121,6 +126,24 @@ def test_images(family: str, tmp_path: Path) -> None:
             _nudge(policy)
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("by_disk", [False, True])
+def test_a_learner_of_another_model_leaves_vllm_as_it_was(
+    address: str, policy: Policy, tiny: Any, chat: Any, tmp_path: Path, by_disk: bool
+) -> None:
+    """It is refused before vLLM is paused, where every request would wait for ever."""
+    engine = ServerEngine([address], policy, max_rows=8, max_context=900)
+    engine.sync()
+    before = _play(engine, chat)
+    config = copy.deepcopy(tiny.model.config)
+    config.intermediate_size //= 2
+    other = Policy(type(tiny.model)(config), tiny.tokenizer)
+    options = ServerOptions(weights_folder=tmp_path if by_disk else None)
+    with pytest.raises(BadInput, match="serves another model: intermediate_size is 256 in the trained model and 512 in the served one"):
+        ServerEngine([address], other, max_rows=8, max_context=900, options=options).sync()
+    assert httpx.get(f"{address}/is_paused").json() == {"is_paused": False}
+    assert [_responses(group) for group in _play(engine, chat)] == [_responses(group) for group in before]
 
 
 def test_training(address: str, tmp_path: Path) -> None:

@@ -169,7 +169,8 @@ def _supervise(restarts: int, words: list[str], out: Path | None, resolve: Calla
         out = default_folder(resolve({}))
         rest += ["--out", str(out)]
     console = SafeConsole(stderr=True)
-    sys.exit(supervise([sys.executable, "-m", "tether", *rest], restarts, local_folder(out), lambda line: console.say(f"tether: {line}")))
+    command = [sys.executable, "-P", "-m", "tether", *rest]  # -P: without the current folder, as the command itself
+    sys.exit(supervise(command, restarts, local_folder(out), lambda line: console.say(f"tether: {line}")))
 
 
 def _launch_ranks(gpus: int, words: list[str], resolve: Callable[[dict[str, Any]], Any]) -> NoReturn:

@@ -151,7 +151,7 @@ class Telemetry:
             return
         if self.draining.has_begun and self._begins.fullmatch(scope["path"]):
             app = _stopping
-        began, status = time.monotonic(), 0
+        began, status, is_gone = time.monotonic(), 0, False
         if not self._waiting:
             self._last_answer = began
         self._waiting += 1
@@ -160,7 +160,7 @@ class Telemetry:
             nonlocal status
             if status:
                 return
-            status = found
+            status = found = 499 if is_gone else found  # of a request that was cut off, the framework makes a 500
             self._waiting -= 1
             self._last_answer = time.monotonic()
             path = getattr(scope.get("route"), "path", OTHER)
@@ -169,13 +169,19 @@ class Telemetry:
             if (kind := error_kind(found)) is not None:
                 self._errors.labels(kind).inc()
 
+        async def receive_noting() -> Any:
+            nonlocal is_gone
+            message = await receive()
+            is_gone = is_gone or message["type"] == "http.disconnect"
+            return message
+
         async def send_counted(message: Any) -> None:
             if message["type"] == "http.response.start":
                 answered(int(message["status"]))
             await send(message)
 
         try:
-            await app(scope, receive, send_counted)
+            await app(scope, receive_noting, send_counted)
         finally:
             answered(500)  # no answer: an unforeseen error, or the server was stopped
 

@@ -143,7 +143,7 @@ class WeightsAndBiases(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 
-        mode = os.environ.get("WANDB_MODE")
+        mode: Any = os.environ.get("WANDB_MODE")  # wandb checks it
         if mode is None and not wandb.login(prompt=False):
             mode = "offline"
             run.say(

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -81,6 +82,27 @@ def test_requests_are_counted_by_route_and_never_by_path() -> None:
     assert found["tether_errors_total{kind=timeout}"] == 1 and found["tether_errors_total{kind=client}"] == 1
     assert found["tether_request_seconds_count{path=/sessions/{secret}}"] == 3
     assert found["tether_things_total{kind=b}"] == 3 and found["tether_requests_in_flight{}"] == 0 and found["tether_healthy{}"] == 1
+
+
+def test_a_request_that_is_cut_off_is_no_error_of_the_server() -> None:
+    """A publisher that is killed in the middle of its weights is `gone`; an alert on `server` must not ring."""
+    from fastapi import Request
+
+    telemetry = Telemetry()
+    app = app_of(telemetry)
+
+    @app.post("/upload")
+    async def upload(request: Request) -> None:
+        await request.body()
+
+    with client_of(app) as client:
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as sending:
+            sending.sendall(b"POST /upload HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\nhalf")
+        deadline = time.monotonic() + 10
+        while not (errors := {key: n for key, n in samples(client.get("/metrics").text).items() if key.startswith("tether_errors_total")}):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert errors == {"tether_errors_total{kind=gone}": 1}
 
 
 def test_probes_need_no_token_and_metrics_does() -> None:

@@ -370,7 +370,7 @@ def test_a_publisher_without_the_token_is_told_so(tiny: Any, policy: Policy, mon
     with _changeable(tiny) as (url, served):
         engine = _engine(url, policy)
         monkeypatch.setenv("TETHER_PUBLISH_TOKEN", "another")
-        with pytest.raises(EngineUnavailable, match="takes weights with the publisher's token; publish as the user who"):
+        with pytest.raises(BadInput, match="takes weights with the publisher's token; publish as the user who"):
             engine.sync(1)
         assert served.version == "0"
 
@@ -381,7 +381,7 @@ def test_other_models_are_refused(tiny: Any, url: str, policy: Policy, chat: Any
     with serving_model(LoadedModel(LlamaForCausalLM(config).eval(), tiny.tokenizer), "other") as other:
         with pytest.raises(EngineUnavailable, match=r"does not hold the learner's weights: its log-probs on the probe differ"):
             _play(_engine(other, policy), chat)  # evaluation: nothing is published
-        with pytest.raises(EngineUnavailable, match=r"has shape .* serve the model that is trained"):
+        with pytest.raises(BadInput, match=r"has shape .* serve the model that is trained"):  # exit code 2: no scheduler tries it again
             _engine(other, policy).sync()
 
 

@@ -553,6 +553,7 @@ def test_weights_of_another_model_are_refused_before_an_update_begins(changeable
         ("has shape [2] in the update", {**right, name: ["float32", [2]]}),
         ("is int64 in the update", {**right, name: ["int64", right[name][1]]}),
         ("is load in the update", {**right, name: ["load", right[name][1]]}),
+        ("is float8_e4m3fn in the update", {**right, name: ["float8_e4m3fn", right[name][1]]}),
         (f"left out 1 parameters, {name}", fewer),
     ):
         body = {"token": own_token(), "weight_version": "wrong", "parameters": parameters}

@@ -203,6 +203,14 @@ def test_a_further_attempt_continues_the_run_of_the_first(tmp_path: Path, small_
         tether.train("frozen_lake", small_policy(1), steps=3, **SMALL)
 
 
+def test_attempts_find_the_modules_that_the_command_finds(tmp_path: Path) -> None:
+    """`python -m` looks into the current folder first, where a file may hide an installed module; the command `tether` does not."""
+    (tmp_path / "yaml.py").write_text("print('a file of the current folder was run')")
+    words = ["-P", "-m", "tether", "train", "nowhere", "--restarts", "1", "--out", "run"]
+    ended = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and ended.stdout == "" and "nowhere" in ended.stderr
+
+
 def test_what_a_kill_left_before_the_run_was_one_is_no_obstacle(tmp_path: Path) -> None:
     for name in ("config.yaml", "run.lock"):
         (tmp_path / "checkpoints").mkdir(exist_ok=True)

@@ -168,12 +168,11 @@ class ActorScorer:
                 "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
             )
         pairs = [(prompt, reasoning) for reasoning in reasonings for prompt in prompts]
-        ranks = self._ranks()
-        whole = ranks * (self._micro or 1)
+        whole = self._ranks() * (self._micro or 1)
         at_once = whole * math.ceil(self._rows_at_once / whole)
         scores: list[float] = []
         for start in range(0, len(pairs), at_once):
-            scores += self._score(pairs[start : start + at_once], ranks)
+            scores += self._score(pairs[start : start + at_once], whole)
         return np.array(scores, dtype=np.float64).reshape(len(reasonings), len(prompts))
 
     def _ranks(self) -> int:
@@ -183,17 +182,17 @@ class ActorScorer:
             known["actor"] = self._workers._query_dispatch_info("actor")
         return int(max(known["actor"])) + 1
 
-    def _score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], ranks: int) -> list[float]:
+    def _score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], whole: int) -> list[float]:
+        """`whole`: rows of one micro-batch on every rank."""
         count = len(pairs)
-        micro = min(self._micro or 1, math.ceil(count / ranks))  # few rows are not padded to a full micro-batch on every rank
-        padded = [*pairs, *[pairs[-1]] * (-count % (ranks * micro))]
+        padded = [*pairs, *[pairs[-1]] * (-count % whole)]
         longest_prompt, longest = (max(len(pair[side]) for pair in padded) for side in (0, 1))
         ids = torch.zeros(len(padded), longest_prompt + longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
         for row, (prompt, reasoning) in enumerate(padded):
             start = longest_prompt - len(prompt)  # prompts are padded on the left, responses on the right
-            whole = torch.tensor([*prompt, *reasoning])
-            ids[row, start : start + len(whole)], mask[row, start : start + len(whole)] = whole, 1
+            tokens = torch.tensor([*prompt, *reasoning])
+            ids[row, start : start + len(tokens)], mask[row, start : start + len(tokens)] = tokens, 1
         data = tu.get_tensordict(
             {
                 "input_ids": ids,
@@ -206,8 +205,6 @@ class ActorScorer:
         )
         data = left_right_2_no_padding(data)
         tu.assign_non_tensor(data, calculate_entropy=False, compute_loss=False, temperature=1.0)
-        if self._micro is not None:
-            tu.assign_non_tensor(data, micro_batch_size_per_gpu=micro)
         try:
             output = self._workers.compute_log_prob(data)
         except Exception as failure:  # whatever a worker raised: this measurement fails, with its cause

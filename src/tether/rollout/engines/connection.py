@@ -26,7 +26,7 @@ from tether.core.child import this_attempt
 from tether.core.errors import BadInput, EngineUnavailable, ModelUnavailable
 from tether.core.http import token_for
 from tether.core.protocols import Sampling
-from tether.models.endpoint import ModelEndpoint, NoSuchRoute, ServerUnreachable
+from tether.models.endpoint import Conflict, ModelEndpoint, NoSuchRoute, ServerUnreachable
 from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
 from tether.models.policy import Policy
 from tether.models.scoring.server import ServerScorer
@@ -39,6 +39,7 @@ from tether.rollout.engines.dialects import (
     find_dialect,
 )
 from tether.rollout.engines.publish import Publisher, TetherPublisher, VllmPublisher
+from tether.rollout.engines.vllm_plugin import sizes_of
 
 TOKEN_VARIABLES = ("TETHER_TOKEN", "OPENAI_API_KEY")
 """Where the token of a server comes from; it is never part of the settings."""
@@ -194,6 +195,7 @@ class ServerConnection:
         self._publisher: Publisher | None = None
         self._end_of_turn: tuple[int, ...] = ()
         self._vocabulary_size = 0
+        self._sizes: dict[str, int] = {}
         self._sampling_checked = False
 
     @property
@@ -234,6 +236,7 @@ class ServerConnection:
         """Find out what the server is; refuse one that cannot serve the policy."""
         self._end_of_turn = tuple(probe.policy.end_of_turn_ids)
         self._vocabulary_size = int(probe.policy.config.vocab_size)
+        self._sizes = sizes_of(probe.policy.config)
         entry = self.endpoint.find_model(self._wanted)
         self.model = str(entry["id"])
         meta = entry.get("meta") or {}  # of llama.cpp: what a slot holds, where it says so
@@ -311,7 +314,7 @@ class ServerConnection:
                 )
             if self._publisher is None:
                 by_http = self.dialect.weights == "tether"
-                self._publisher = TetherPublisher(self._folder) if by_http else VllmPublisher(self._folder, self._device)
+                self._publisher = TetherPublisher(self._folder) if by_http else VllmPublisher(self._folder, self._device, self._sizes)
             self._publisher.publish(self.endpoint, weights, version)
             self.num_published += 1
         except NoSuchRoute as error:
@@ -321,9 +324,10 @@ class ServerConnection:
             ) from error
         except ServerUnreachable:
             raise
-        except BadInput as error:  # another model: names or shapes differ
+        except BadInput as error:  # another model: names or shapes differ; or another publisher
             advice = "" if self.dialect.weights == "tether" else "; the server must serve the model that is trained"
-            raise EngineUnavailable(f"{error}{advice}") from error
+            is_new = self.num_published == 0 and not isinstance(error, Conflict)  # what never fitted is not worth a further attempt
+            raise (BadInput if is_new else EngineUnavailable)(f"{error}{advice}") from error
 
     def verify(self, probe: Probe, label: str) -> None:
         """Score the probe on the server; what differs from the learner ends the run."""

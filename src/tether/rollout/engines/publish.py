@@ -10,6 +10,7 @@ Weights of a model with adapters are published merged. A tied head is not sent t
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -32,7 +33,7 @@ from tether.core.http import free_port, is_loopback, token_for
 from tether.models.endpoint import Conflict, ModelEndpoint, ServerUnreachable
 from tether.models.lora import is_lora, merged
 from tether.models.policy import Policy
-from tether.rollout.engines.vllm_plugin import broadcast, join_group
+from tether.rollout.engines.vllm_plugin import OTHER_SIZE, broadcast, join_group
 
 T = TypeVar("T")
 
@@ -200,13 +201,16 @@ def chunks(weights: Mapping[str, Tensor], device: torch.device | str = "cpu") ->
 class VllmPublisher:
     """To vLLM with Tether's backend: pause, start, update, finish, reset the prefix cache, resume."""
 
-    def __init__(self, folder: Path | None, device: torch.device) -> None:
-        """`folder`: a place that learner and server both see; None sends the tensors through a process group. `device`: the learner's."""
-        self._folder = folder
+    def __init__(self, folder: Path | None, device: torch.device, sizes: Mapping[str, int]) -> None:
+        """`folder`: a place that learner and server both see; None sends the tensors through a process group. `device`: the learner's. `sizes`: of
+        the model that is trained."""
+        self._folder, self._sizes, self._is_checked = folder, dict(sizes), False
         self._group: Any = None
         self._kind, self._device = ("nccl", device) if device.type == "cuda" else ("gloo", torch.device("cpu"))
 
     def publish(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor], version: str) -> None:
+        if not self._is_checked:
+            self._check_model(endpoint)
         if self._folder is None and self._group is None:
             self._join(endpoint)
         with weights_on_disk(self._folder, weights) if self._folder is not None else nullcontext() as path:
@@ -219,6 +223,16 @@ class VllmPublisher:
         endpoint.call("POST", "/finish_weight_update", {"weight_version": version}, delays=(), timeout=UPDATE_TIMEOUT)
         endpoint.call("POST", "/reset_prefix_cache", timeout=UPDATE_TIMEOUT)
         endpoint.call("POST", "/resume", timeout=UPDATE_TIMEOUT)
+
+    def _check_model(self, endpoint: ModelEndpoint) -> None:
+        """Refuse a server of another model before it is paused: vLLM loads weights in place, and stays paused where that fails."""
+        try:
+            endpoint.call("POST", "/init_weight_transfer_engine", {"init_info": {"sizes": self._sizes}}, delays=(), timeout=UPDATE_TIMEOUT)
+        except ServerUnreachable as error:  # vLLM answers 500 for whatever a worker raises
+            if (found := re.search(OTHER_SIZE, str(error))) is None:
+                raise
+            raise BadInput(f"the server at {endpoint.base} serves another model: {found[0]}") from error
+        self._is_checked = True
 
     def _join(self, endpoint: ModelEndpoint) -> None:
         """Found the group of the learner and the server's workers: the server joins while this thread waits for it."""

@@ -20,6 +20,10 @@ BACKEND = "tether"
 TOKEN_VARIABLE = "VLLM_API_KEY"
 OPEN_PATH = "/health"
 GROUP_TIMEOUT = timedelta(seconds=600)
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+"""Of a model's config. vLLM fuses and renames parameters, so their shapes cannot be compared before they are loaded."""
+OTHER_SIZE = r"[a-z_]+ is \d+ in the trained model and \d+ in the served one"
+"""What a worker says about another model, and the learner finds in vLLM's answer."""
 
 
 def register() -> None:
@@ -48,6 +52,12 @@ class RequireToken:
             await send({"type": "http.response.body", "body": b'{"error": "Unauthorized"}'})
         else:  # of a WebSocket, before it is accepted
             await send({"type": "websocket.close", "code": 1008})
+
+
+def sizes_of(config: Any) -> dict[str, int]:
+    """The sizes that a Hugging Face config names; of a model that sees, those of its language model."""
+    text = config.get_text_config()
+    return {name: value for name in SIZES if isinstance(value := getattr(text, name, None), int)}
 
 
 def join_group(host: str, port: int, rank: int, size: int, kind: str, *, leads: bool = False) -> Any:
@@ -85,12 +95,13 @@ def _backend_class() -> Any:
 
     @dataclass
     class InitInfo(WeightTransferInitInfo):  # type: ignore[misc, unused-ignore]
-        """Where the learner's group is."""
+        """What the learner trains, and where its group is; without a host the model is checked alone."""
 
-        host: str
-        port: int
-        size: int
-        kind: str
+        sizes: dict[str, int] = field(default_factory=dict)
+        host: str | None = None
+        port: int = 0
+        size: int = 0
+        kind: str = "gloo"
 
     @dataclass
     class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc, unused-ignore]
@@ -108,6 +119,12 @@ def _backend_class() -> Any:
         group: Any = None
 
         def init_transfer_engine(self, init_info: InitInfo) -> None:
+            own = sizes_of(self.model_config.hf_config)
+            for name, trained in init_info.sizes.items():
+                if own.get(name, trained) != trained:
+                    raise ValueError(f"{name} is {trained} in the trained model and {own[name]} in the served one")
+            if init_info.host is None:
+                return
             config = self.parallel_config
             rank = 1 + config.data_parallel_index * config.world_size + config.rank
             self.group = join_group(init_info.host, init_info.port, rank, init_info.size, init_info.kind)

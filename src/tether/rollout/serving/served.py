@@ -140,7 +140,8 @@ class WeightUpdate:
                 f"parameter '{name}' has shape {shape} in the update and {list(own.shape)} in the served model; serve the model that is trained"
             )
         sent = getattr(torch, dtype, None)
-        if not isinstance(sent, torch.dtype) or own.is_floating_point() != sent.is_floating_point:
+        # Any float of 16 bits and more is rounded to the model's own. One of 8 bits means something only with scales, which are no parameters.
+        if not isinstance(sent, torch.dtype) or own.is_floating_point() != sent.is_floating_point or sent.itemsize < min(2, own.itemsize):
             raise BadInput(f"parameter '{name}' is {dtype} in the update and {own.dtype} in the served model; send weights")
 
     @staticmethod
