@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from tether import make_env, measure_information
-from tether.core.reasoning import judge, recorded_evidence
+from tether.core.evidence import recorded_evidence
+from tether.core.reasoning import judge
 from tether.core.seeding import generator
 from tether.diagnostics.audit import AuditOptions, AuditScorer, audit_sample, collect, load_scorer
 from tether.diagnostics.monitor import RESAMPLES

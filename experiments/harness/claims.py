@@ -55,6 +55,8 @@ class Outcomes:
     runs: Sequence[RunNumbers]
     planned_seeds: int | None = None
     """Judge as if there were so many seeds, with the effects and the spread of those that there are, and power 0.8; None: as they are."""
+    environments: Sequence[str] = ()
+    """All that the experiment has at the scale, with finished cells or without."""
 
     @property
     def num_seeds(self) -> int:
@@ -152,12 +154,13 @@ class Above(_Rule):
     contrast: dict[str, float]
     """Arm to weight, such as {top_p: 1, none: -1}."""
     quantity: str
-    environments: list[str]
+    environments: list[str] = []
+    """None named: all that the experiment has at the scale."""
     over: Literal["each", "most", "mean"] = "each"
     """All environments must hold, most of them, or the mean over them."""
     margin: Margin
-    slack: Margin = 0.0
-    """Added to the estimate: "not below by more than this"."""
+    slack: float = 0.0
+    """Added to the estimate: "not below by more than this"; a negative one: "above by at least this"."""
 
     @field_validator("quantity")
     @classmethod
@@ -173,13 +176,16 @@ class Above(_Rule):
     def judge(self, outcomes: Outcomes) -> Judgement:
         quantity = Quantity.parse(self.quantity)
         label = " ".join(f"{'+' if weight > 0 else '-'} {_weight(weight)}{arm}" for arm, weight in self.contrast.items()).removeprefix("+ ")
-        estimates = {env: self._estimate(env, outcomes, quantity) for env in self.environments}
+        environments = self.environments or list(outcomes.environments)
+        if not environments:
+            return Judgement(Verdict.NOT_RUN, [Finding(label, Verdict.NOT_RUN)])
+        estimates = {env: self._estimate(env, outcomes, quantity) for env in environments}
         if self.over == "mean":
             complete = [estimate for estimate in estimates.values() if estimate is not None]
             mean = mean_of(complete) if len(complete) == len(estimates) else None
             if mean is not None and quantity.bounds is not None:
                 mean = mean.within(sum_bounds(list(self.contrast.values()), quantity.bounds))
-            estimates = {f"mean of {', '.join(self.environments)}": mean}
+            estimates = {f"mean of {', '.join(environments)}": mean}
         findings = [self._finding(f"{env}: {label}", estimate, quantity, outcomes) for env, estimate in estimates.items()]
         combine = most_of if self.over == "most" else all_of
         return Judgement(combine([finding.verdict for finding in findings]), findings)

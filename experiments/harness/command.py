@@ -220,7 +220,7 @@ def _list(library: Library, console: Console) -> None:
         console.print(f"  {grid.claim}", highlight=False, markup=False)
         for scale in scales_of(library, name):
             results = read_results(library, name, scale, CellFiles(library.folder, scale))
-            left = sum(cell.id not in results.records for cell in results.cells) * library.scale(scale).minutes
+            left = library.scale(scale).minutes_of(cell for cell in results.cells if cell.id not in results.records)
             cost = f", about {left:.0f} min of one GPU left" if left else ""
             console.print(
                 f"    {scale}: {len(results.records)} of {len(results.cells)} cells{cost}; {results.verdict()}",
@@ -230,8 +230,8 @@ def _list(library: Library, console: Console) -> None:
 
     for scale in library.shared.scales:
         every = {cell.id: cell for name in library.grids for cell in library.own_cells(name, scale)}
-        done = sum(CellFiles(library.folder, scale).has(cell) for cell in every.values())
-        minutes = (len(every) - done) * library.scale(scale).minutes
+        missing = [cell for cell in every.values() if not CellFiles(library.folder, scale).has(cell)]
+        minutes, done = library.scale(scale).minutes_of(missing), len(every) - len(missing)
         console.print(f"all at {scale}: {done} of {len(every)} cells, about {minutes:.0f} min of one GPU left", highlight=False)
 
 

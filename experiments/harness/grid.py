@@ -20,6 +20,7 @@ from pydantic import Field, field_validator
 from harness.cells import Cell
 from harness.claims import Claim
 from harness.harvest import DERIVED_METRICS
+from harness.spending import SPENDING_METRICS, Target
 from tether.core.config import Settings, merge, read_file, validate
 from tether.core.errors import BadInput, ConfigError, UnknownName, did_you_mean
 from tether.runs.quantities import DERIVED, Quantity, is_measured
@@ -29,7 +30,7 @@ SCALES, ARMS, GRID, PAPER = "scales.yaml", "arms.yaml", "grid.yaml", "paper.yaml
 ALL = "all"
 SMOKE_ARMS = 2
 
-DERIVED.update(DERIVED_METRICS)
+DERIVED.update(DERIVED_METRICS | SPENDING_METRICS)
 
 
 class Scale(Settings):
@@ -43,7 +44,11 @@ class Scale(Settings):
     arms: dict[str, dict[str, Any]] = {}
     """Arm to the settings in which it differs at this scale from its definition."""
     minutes: Annotated[float, Field(gt=0)]
-    """Rough minutes of device time per cell with the device shared, for the cost before any cell was run."""
+    """Rough minutes of device time per cell of the scale's steps with the device shared, for the cost before any cell was run."""
+
+    def minutes_of(self, cells: Iterable[Cell]) -> float:
+        """Of these cells, some of which may have more steps or fewer."""
+        return self.minutes * sum(cell.steps for cell in cells) / int(self.settings["steps"])
 
 
 class Probe(Settings):
@@ -79,12 +84,28 @@ class Plan(Settings):
     seeds: str
     arms: list[str] | None = None
     """Fewer arms than the grid has; None: all."""
+    fewer_seeds: dict[str, str] = {}
+    """Arms that are run under other seeds than the rest."""
+    settings: dict[str, Any] = {}
+    """Settings in which all runs of the experiment differ from those of the scale; an arm's own go before them."""
+    targets: dict[str, Target] = {}
+    """Environment to the level and the budget that the `spent/..._level` and `..._budget` quantities are about."""
 
     @field_validator("seeds", mode="before")
     @classmethod
     def _seeds(cls, text: Any) -> str:
         parse_seeds(str(text))
         return str(text)
+
+    @field_validator("fewer_seeds")
+    @classmethod
+    def _fewer_seeds(cls, by_arm: dict[str, str]) -> dict[str, str]:
+        for text in by_arm.values():
+            parse_seeds(text)
+        return by_arm
+
+    def seeds_of(self, arm: str) -> list[int]:
+        return parse_seeds(self.fewer_seeds.get(arm, self.seeds))
 
 
 class Plot(Settings):
@@ -170,11 +191,13 @@ class Library:
         if plan is None:
             return []
         arms = plan.arms if plan.arms is not None else self.grids[name].arms
+        chosen = {arm: seeds if seeds is not None else plan.seeds_of(arm) for arm in arms}
         return [
-            self.cell(scale, env, arm, seed)
-            for seed in (seeds if seeds is not None else parse_seeds(plan.seeds))
+            self.cell(scale, env, arm, seed, name)
+            for seed in dict.fromkeys(seed for own in chosen.values() for seed in own)
             for env in plan.environments
             for arm in arms
+            if seed in chosen[arm]
         ]
 
     def cells(self, name: str, scale: str, seeds: Sequence[int] | None = None) -> list[Cell]:
@@ -182,8 +205,9 @@ class Library:
         found = {cell.id: cell for source in (name, *self.grids[name].reads) for cell in self.own_cells(source, scale, seeds)}
         return list(found.values())
 
-    def cell(self, scale: str, env: str, arm: str, seed: int) -> Cell:
-        return _cell(self, scale, env, arm, seed)
+    def cell(self, scale: str, env: str, arm: str, seed: int, name: str | None = None) -> Cell:
+        """The cell of an arm, as the experiment of that name runs it."""
+        return _cell(self, scale, env, arm, seed, name)
 
     def in_small(self, name: str) -> "Library":
         """The library with this experiment reduced to what shows in two minutes whether it works: one environment, two arms, tiny runs."""
@@ -193,7 +217,7 @@ class Library:
             raise BadInput(f"experiment '{name}' runs nothing at scale tiny; there is nothing to try")
         plan = plans["tiny"]
         arms = (plan.arms if plan.arms is not None else self.grids[source].arms)[:SMOKE_ARMS]
-        small = Plan(environments=plan.environments[:1], seeds="0-1", arms=arms)
+        small = plan.model_copy(update={"environments": plan.environments[:1], "seeds": "0-1", "arms": arms})
         grid = self.grids[source].model_copy(update={"scales": {"tiny": small}})
         own = self.grids[name].model_copy(update={"reads": [source] if source != name else []})
         grids = {name: own, source: grid} if source != name else {name: grid}
@@ -201,11 +225,12 @@ class Library:
 
 
 @functools.lru_cache(maxsize=4096)
-def _cell(library: Library, scale: str, env: str, arm: str, seed: int) -> Cell:
+def _cell(library: Library, scale: str, env: str, arm: str, seed: int, name: str | None) -> Cell:
     chosen = library.scale(scale)
     probe = library.shared.probe
+    own = [library.grids[name].scales[scale].settings] if name is not None else []
     of_arm = [library.arms[arm].settings, chosen.arms.get(arm, {})]
-    layers = [chosen.settings, {"env": {"name": env}}, chosen.environments[env], probe.settings, *of_arm, {"seed": seed}]
+    layers = [chosen.settings, {"env": {"name": env}}, chosen.environments[env], probe.settings, *own, *of_arm, {"seed": seed}]
     if library.smoke:
         layers += [library.shared.smoke, probe.smoke]
     return Cell.at(scale, env, arm, seed, functools.reduce(merge, layers))
@@ -245,7 +270,8 @@ def _problems(library: Library) -> Iterable[str]:
         for at, plan in grid.scales.items():
             if at in library.shared.scales:
                 yield from _unknown(f"{where} scale {at}", plan.environments, library.shared.scales[at].environments)
-            yield from _unknown(f"{where} scale {at}", plan.arms or [], grid.arms)
+            yield from _unknown(f"{where} scale {at}", [*(plan.arms or []), *plan.fewer_seeds], grid.arms)
+            yield from _unknown(f"{where} scale {at} targets", plan.targets, plan.environments)
         read = [library.grids[other] for other in (name, *grid.reads) if other in library.grids]
         arms = {arm for source in read for arm in source.arms}
         environments = {env for source in read for plan in source.scales.values() for env in plan.environments}

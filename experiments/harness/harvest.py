@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from harness.cells import Cell, CellRecord
+from harness.spending import SECONDS, TOKENS, TRAINED_SHARE
 from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.core.grammar import parse_response
 from tether.core.intervals import spearman
+from tether.runs.quantities import SUCCESS
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 
@@ -68,6 +70,8 @@ MEASURED = re.compile(
     r"|information/((retrieval_acc|mi_seq|h_conditional)_change(_low|_high)?|image_(swapped|blank)(_low|_high)?|image_prompts"
     r"|num_prompts|num_reasonings|probe_tokens_(sampled|scored))"
 )
+NO_PART_OF_A_STEP = ("validation", "diagnosis", "probe", "gradients", "checkpoint")
+"""Stages of the clock that measure a run or save it; how often they come is a setting of its own."""
 _STATUS_LINE = re.compile(r"^Turn \d+ of \d+[^\n]*\n")
 
 
@@ -78,8 +82,8 @@ def harvest(cell: Cell, run: Path, *, commit: str) -> CellRecord:
     if finished is None:
         raise BadInput(f"run '{run}' is not finished; continue it with: tether train --resume --out {run}")
     records = store.steps()
-    curves = metric_curves(records) | trajectory_curves(store.trajectories())
     timings = store.timings()
+    curves = metric_curves(records) | spent_curves(records, timings) | trajectory_curves(store.trajectories())
     seconds = math.fsum(float(value) for record in timings for value in record.get("seconds", {}).values())
     about = {
         "settings": cell.identity,
@@ -105,6 +109,31 @@ def metric_curves(records: Sequence[StepRecord]) -> dict[str, dict[int, float]]:
     for name in EVERY_STEP:
         curves[name] = blocks({record.step: record.metrics[name] for record in records if name in record.metrics})
     return curves
+
+
+def spent_curves(records: Sequence[StepRecord], timings: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """Tokens and seconds that were spent so far, at every evaluation and at the end of every block, and the share of the tokens of a block that were
+    trained on."""
+    sampled = {record.step: record.metrics.get("rollout/tokens_sampled", 0.0) for record in records}
+    trained = {record.step: record.metrics["groups/tokens_trained"] for record in records if "groups/tokens_trained" in record.metrics}
+    if not trained:
+        return {}
+    clock = {
+        int(record["step"]): math.fsum(value for name, value in record.get("seconds", {}).items() if name not in NO_PART_OF_A_STEP)
+        for record in timings
+    }
+    shown = {record.step for record in records if SUCCESS in record.metrics} | blocks(trained).keys()
+    played = blocks({step: sampled[step] for step in trained})
+    return {
+        TOKENS: _so_far(sampled, shown),
+        SECONDS: _so_far(clock, shown),
+        TRAINED_SHARE: {step: value / played[step] for step, value in blocks(trained).items() if played[step]},
+    }
+
+
+def _so_far(values: Mapping[int, float], steps: Iterable[int]) -> dict[int, float]:
+    """The sum of the values up to and with each of some steps."""
+    return {step: math.fsum(value for at, value in values.items() if at <= step) for step in sorted(steps)}
 
 
 def blocks(values: Mapping[int, float]) -> dict[int, float]:

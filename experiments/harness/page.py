@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from harness.cells import CellFiles
 from harness.claims import Finding, Predicts, Verdict
-from harness.grid import Grid, Library, Plot
+from harness.grid import Grid, Library, Plan, Plot
 from harness.plan import plan
 from harness.plots import COLOURS, Mark, Panel, Series, draw, write_pictures
 from harness.results import Level, Results, read_results, to_json
+from tether.core.config import flattened
 from tether.core.errors import BadInput
 from tether.runs.files import write_whole
 from tether.runs.quantities import Quantity, estimate_words, shown
@@ -85,6 +87,7 @@ def readme_block(library: Library, name: str, found: Sequence[Results]) -> str:
     for results in found:
         parts.append(f"## Results at scale {results.scale}")
         parts.append(f"{_capital(library.scale(results.scale).words)}. Cells: {len(results.records)} of {len(results.cells)} done.")
+        parts += _own_plan(grid.scales.get(results.scale))
         parts.append(_claims(results))
         if results.levels:
             parts.append(_levels(library, results.levels))
@@ -104,6 +107,15 @@ def readme_block(library: Library, name: str, found: Sequence[Results]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _own_plan(plan: Plan | None) -> list[str]:
+    """In what an experiment's runs differ from others of the scale, and what they are compared at."""
+    if plan is None:
+        return []
+    settings = ", ".join(f"`{key}` {value}" for key, value in flattened(plan.settings).items())
+    targets = "; ".join(f"{env} {target.level:.0%}, {target.million_tokens:g} million tokens" for env, target in plan.targets.items())
+    return [f"Here with {settings}."] * bool(settings) + [f"Level of success and budget: {targets}."] * bool(targets)
+
+
 def _cost(library: Library, found: Sequence[Results]) -> str:
     lines = []
     for results in found:
@@ -115,7 +127,7 @@ def _cost(library: Library, found: Sequence[Results]) -> str:
         spent = f"; {len(done)} are done, {sum(record.seconds for record in done) / 60:.0f} minutes of steps in all" if done else ""
         machines = sorted({str(record.about["machine"]) for record in done})
         where = f", on {', '.join(machines)}" if machines else ""
-        minutes = library.scale(results.scale).minutes * len(own)
+        minutes = library.scale(results.scale).minutes_of(own)
         lines.append(
             f"Cost at scale {results.scale}: {len(own)} cells, about {minutes:.0f} minutes of one GPU with several side by side{spent}{where}."
         )
@@ -256,10 +268,11 @@ def _panels(library: Library, plot: Plot, results: Results) -> list[Panel]:
 def _marks(plot: Plot, env: str, arm: str, results: Results) -> list[Mark]:
     runs = [run for run in results.outcomes.runs if (run.env, run.arm) == (env, arm)]
     if plot.kind == "curves":
-        curves = [run.curves[plot.y] for run in runs if plot.y in run.curves]
+        curves = [run.curves[plot.y] for run in runs if run.curves.get(plot.y)]
         steps = sorted(set().union(*curves)) if curves else []
-        values = [(step, [curve[step] for curve in curves if step in curve]) for step in steps]
-        return [Mark(step, math.fsum(own) / len(own), min(own), max(own)) for step, own in values]
+        # A run that stopped counts with its last value: a mean over those that go on would jump where it stops.
+        drawn = np.array([np.interp(steps, list(curve), list(curve.values())) for curve in curves])
+        return [Mark(step, float(own.mean()), float(own.min()), float(own.max())) for step, own in zip(steps, drawn.T, strict=True)]
     y = Quantity.parse(plot.y)
     if plot.kind == "bars":
         found = next((level for level in results.levels if (level.env, level.arm, level.quantity) == (env, arm, y)), None)

@@ -20,7 +20,7 @@ from tether.runs.files import write_whole
 COLOURS = (
     *("#3b82c4", "#d97a3a", "#3f9e6e", "#9a6fd0", "#c9a227", "#c75a94", "#3aa0a0", "#8a94a0", "#b0584f", "#6f8f3a", "#5d6fc0", "#a0765a"),
 )
-PANEL_WIDTH, HEIGHT, LEGEND_LINE = 300, 290, 20
+PANEL_WIDTH, HEIGHT, LEGEND_LINE = 300, 300, 20
 _UID = re.compile(rb'id="(?:top)?defs-([0-9a-f]+)"')
 """A random name that plotly gives a figure, and all parts of it."""
 
@@ -60,14 +60,17 @@ def draw(title: str, panels: Sequence[Panel], *, kind: str, x_label: str, y_labe
             number = names.index(series.name)
             is_first = not any(trace.name == series.name for trace in figure.data)
             for trace in _traces(series, kind, number, COLOURS[number % len(COLOURS)]):
-                figure.add_trace(trace.update(showlegend=is_first and trace.name is not None), 1, column)
+                shown = is_first and trace.name is not None
+                figure.add_trace(
+                    trace.update(showlegend=shown, uid=str(len(figure.data))), 1, column
+                )  # plotly draws a name of its own otherwise
     width = 70 + PANEL_WIDTH * len(panels)
     lines = 1 + sum(60 + 7 * len(name) for name in names) // width
     figure.update_layout(
         template="none", title={"text": f"<b>{title}</b><br>{y_label}", "font": {"size": 13}, "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 12}}, width=width,
-        height=HEIGHT + LEGEND_LINE * lines, margin={"l": 50, "r": 10, "t": 76, "b": 50 + LEGEND_LINE * lines}, barmode="group", bargap=0.3,
+        height=HEIGHT + LEGEND_LINE * lines, margin={"l": 50, "r": 10, "t": 76, "b": 60 + LEGEND_LINE * lines}, barmode="group", bargap=0.3,
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"size": 11, "color": "#7a828e"},
-        legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
+        legend={"orientation": "h", "x": 0, "y": -0.3, "yanchor": "top"},
     )  # fmt: skip
     figure.update_annotations(font_size=12)
     figure.update_yaxes(gridcolor="rgba(156,163,175,0.3)", zeroline=kind == "bars", zerolinecolor="#7a828e")

@@ -11,6 +11,7 @@ from typing import Any
 from harness.cells import Cell, CellFiles, CellRecord
 from harness.claims import Claim, Correlation, Judgement, Outcomes, RunNumbers, Verdict
 from harness.grid import Library
+from harness.spending import bought
 from tether.core.intervals import Estimate, contrast
 from tether.runs.quantities import Quantity
 
@@ -62,8 +63,14 @@ def read_results(library: Library, name: str, scale: str, files: CellFiles, seed
     grid, cells = library.grids[name], library.cells(name, scale, seeds)
     records = {cell.id: record for cell in cells if (record := files.read(cell)) is not None}
     failures = {cell.id: reason for cell in cells if cell.id not in records and (reason := files.failure(cell)) is not None}
-    runs = [RunNumbers(cell.env, cell.arm, cell.seed, cell.steps, records[cell.id].curves) for cell in cells if cell.id in records]
-    outcomes = Outcomes(runs)
+    targets = grid.scales[scale].targets if scale in grid.scales else {}
+    runs = [
+        RunNumbers(cell.env, cell.arm, cell.seed, cell.steps, {**curves, **bought(curves, targets.get(cell.env))})
+        for cell in cells
+        if cell.id in records
+        for curves in [records[cell.id].curves]
+    ]
+    outcomes = Outcomes(runs, environments=list(dict.fromkeys(cell.env for cell in cells)))
     correlations = []
     for text in grid.correlations:
         rule = Correlation(kind="correlation", x=text, y=grid.correlate_with)

@@ -35,7 +35,8 @@ from tether.algorithms.filters.select import Selection
 from tether.core.alarms import Alarm, Severity
 from tether.core.enums import Regime, Scope
 from tether.core.errors import BadInput, TetherError
-from tether.core.reasoning import FEWEST_PROMPTS, FEWEST_REASONINGS, Start, Verdict, judge, recorded_evidence
+from tether.core.evidence import FEWEST_PROMPTS, FEWEST_REASONINGS, Start, recorded_evidence
+from tether.core.reasoning import Verdict, judge
 from tether.core.seeding import derive_seed, generator
 from tether.core.types import Group
 from tether.diagnostics.alarms.repetition import repetition_metrics

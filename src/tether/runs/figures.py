@@ -15,7 +15,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tether.core.enums import REGIME_FRACTION, Regime
-from tether.core.reasoning import recorded_evidence
+from tether.core.evidence import recorded_evidence
 from tether.core.shares import percent as as_percent
 from tether.runs.alarms import alarm_history
 from tether.runs.panels import Panel, Series, Style, drawn

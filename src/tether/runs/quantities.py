@@ -30,9 +30,11 @@ SUCCESS = "validation/success"
 DERIVED: dict[str, str] = {}
 """Further metrics that quantities may name, with what they are: whoever computes curves beside those that a run logs adds them."""
 
-_SHARES = ("success", "format_valid", "retrieval_acc", "recall_", "kept_ratio", "all_fail", "mixed", "all_succeed", "solved_")
+_SHARES = (
+    "success", "format_valid", "retrieval_acc", "recall_", "kept_ratio", "trained_share", "all_fail", "mixed", "all_succeed", "solved_"
+)  # fmt: skip
 _NOT_NEGATIVE = re.compile(
-    r"\w*tokens\w*|turns|rv_(mean|std|ratio)(_\d+)?|(\w+_)?norm(_\d+)?|zero_variance|h_(conditional|marginal)(_seq)?|entropy"
+    r"\w*(tokens|seconds)\w*|turns|rv_(mean|std|ratio)(_\d+)?|(\w+_)?norm(_\d+)?|zero_variance|h_(conditional|marginal)(_seq)?|entropy"
     r"|quantile_\d+|states(_trained)?|answers"
 )
 

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tether.core.evidence import Start, recorded_evidence
 from tether.core.metrics import wilson_interval
-from tether.core.reasoning import Start, Verdict, VerdictCode, judge, recorded_evidence
+from tether.core.reasoning import Verdict, VerdictCode, judge
 from tether.core.shares import exact_percent, interval_words, percent
 from tether.runs.alarms import CRITICAL, alarm_history, are_recorded
 from tether.runs.causes import cause_words

@@ -14,13 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tether.core.enums import Regime
-from tether.core.metrics import wilson_interval
-from tether.core.reasoning import (
-    COLLAPSES,
+from tether.core.evidence import (
     FEWEST_PROMPTS,
     FEWEST_REASONINGS,
-    HEADLINES,
-    NEXT_STEPS,
     REACH,
     SIGNIFICANT,
     TIED,
@@ -29,10 +25,10 @@ from tether.core.reasoning import (
     Retrieval,
     Signal,
     Start,
-    VerdictCode,
-    judge,
     recorded_evidence,
 )
+from tether.core.metrics import wilson_interval
+from tether.core.reasoning import COLLAPSES, HEADLINES, NEXT_STEPS, VerdictCode, judge
 
 START = Start(h_conditional=2.0, mi_seq=1.0)
 

@@ -1,5 +1,6 @@
 """The rules that turn numbers into a verdict, each on values small enough to decide by hand."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -127,6 +128,20 @@ def test_slack_makes_it_not_below_by_more_than() -> None:
     values = outcomes({("e", "a"): [0.30, 0.30], ("e", "b"): [0.29, 0.2901]})
     assert judge({**ABOVE, "margin": 0.0}, values) is DOES_NOT
     assert judge({**ABOVE, "margin": 0.0, "slack": 0.03}, values) is HOLDS
+
+
+def test_negative_slack_makes_it_above_by_at_least() -> None:
+    """One arm at 0.55, 0.56, 0.57: its interval 0.56 +- 4.303 x 0.01 / sqrt(3) = [0.535, 0.585] lies above 0.5 and about 0.54."""
+    one = outcomes({("e", "a"): [0.55, 0.56, 0.57]})
+    rule = {**ABOVE, "contrast": {"a": 1}, "margin": 0.0}
+    assert [judge({**rule, "slack": slack}, one) for slack in (-0.5, -0.54, -0.6)] == [HOLDS, CANNOT_TELL, DOES_NOT]
+
+
+def test_a_rule_that_names_no_environment_is_about_all_that_the_experiment_has() -> None:
+    rule = {name: value for name, value in ABOVE.items() if name != "environments"}
+    found = outcomes({("e", "a"): [0.1, 0.1], ("e", "b"): [0.2, 0.21]})
+    planned = [dataclasses.replace(found, environments=names) for names in ((), ("e",), ("e", "f"))]
+    assert [judge(rule, one) for one in planned] == [NOT_RUN, HOLDS, NOT_RUN]
 
 
 def test_one_arm_with_weight_minus_one_says_that_it_falls() -> None:

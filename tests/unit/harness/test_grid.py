@@ -47,6 +47,20 @@ def test_an_arm_may_differ_at_a_scale(tmp_path: Path, files: Files, write_experi
     assert none.settings.get("filter", {}).get("keep") != 0.5
 
 
+def test_an_experiment_may_differ_at_a_scale_and_an_arm_may_have_fewer_seeds(
+    tmp_path: Path, files: Files, write_experiments: Write
+) -> None:
+    plan = files["one"]["scales"]["tiny"]
+    plan["settings"], plan["fewer_seeds"] = {"evaluation": {"every": 3}, "steps": 60}, {"top_p": "0,4"}
+    changed = read_library(write_experiments(tmp_path, files))
+    cells = changed.own_cells("one", "tiny")
+    assert [(cell.seed, cell.arm) for cell in cells] == [(0, "none"), (0, "top_p"), (1, "none"), (2, "none"), (4, "top_p")]
+    assert all(cell.settings["evaluation"] == {"every": 3} and cell.steps == 60 for cell in cells)
+    assert changed.scale("tiny").minutes_of(cells) == 5.0  # five cells of half a minute, twice as long
+    assert changed.cell("tiny", "sokoban", "none", 0).steps == 30  # elsewhere
+    assert changed.in_small("one").own_cells("one", "tiny")[0].settings["evaluation"] == {"every": 3}
+
+
 def test_smoke_is_one_environment_two_arms_and_small_runs(library: Library) -> None:
     for name in ("one", "two"):
         small = library.in_small(name)
@@ -61,6 +75,9 @@ def test_smoke_is_one_environment_two_arms_and_small_runs(library: Library) -> N
         (("one", "arms"), ["none", "top_q"], "names 'top_q', which is not there: did you mean 'top_p'"),
         (("one", "scales", "tiny", "environments"), ["sokobann"], "did you mean 'sokoban'"),
         (("one", "scales", "tiny", "seeds"), "2-0", "seeds are '2-0'"),
+        (("one", "scales", "tiny", "fewer_seeds"), {"top_q": "0-1"}, "did you mean 'top_p'"),
+        (("one", "scales", "tiny", "fewer_seeds"), {"top_p": "1-0"}, "seeds are '1-0'"),
+        (("one", "scales", "tiny", "targets"), {"lake": {"level": 0.5, "million_tokens": 1}}, "targets names 'lake'"),
         (("one", "table"), ["peak validation/succes"], "validation/success"),
         (("one", "claims", 0, "rule", "contrast"), {"top_pp": 1}, "did you mean 'top_p'"),
         (("one", "claims", 0, "rule", "environments"), ["lake"], "names 'lake'"),
@@ -112,7 +129,7 @@ def test_seeds_that_are_none(text: str) -> None:
 
 def test_every_folder_is_in_the_order(published: Library) -> None:
     folders = {path.parent.name for path in EXPERIMENTS.glob("*/grid.yaml")}
-    assert folders == set(published.shared.order) == set(published.papers) and len(folders) == 19
+    assert folders == set(published.shared.order) == set(published.papers) and len(folders) == 21
     assert all(published.papers.values()), "a folder lacks paper.yaml"
 
 
@@ -123,7 +140,7 @@ def test_every_cell_has_valid_settings_and_a_hash_of_its_own(published: Library)
         cells = {cell.id: cell for name in published.grids for cell in published.own_cells(name, scale)}
         assert len({cell.id.rpartition("-")[2] for cell in cells.values()}) == len(cells)
         counts[scale] = len(cells)
-    assert counts.pop("tiny") > 200 and counts == {"qwen-1.5b": 30, "tiny-vl": 24, "qwen-vl-3b": 24}
+    assert counts.pop("tiny") > 200 and counts == {"qwen-1.5b": 128, "tiny-vl": 24, "qwen-vl-3b": 24}
 
 
 def test_every_published_cell_is_found_by_its_settings(published: Library) -> None:

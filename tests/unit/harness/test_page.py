@@ -1,7 +1,9 @@
 """Results, READMEs and plots: what they say, that they do not change when nothing changed, and that the committed ones are in step."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from tether.core.errors import BadInput
 from tether.core.intervals import Estimate
 from tether.runs.quantities import Quantity, estimate_words
 
+Write = Callable[[Path, dict[str, Any]], Path]
 REPOSITORY = Path(__file__).parents[3]
 
 VALUES = {("none", 0): 0.10, ("none", 1): 0.30, ("none", 2): 0.50, ("top_p", 0): 0.20, ("top_p", 1): 0.41, ("top_p", 2): 0.62}
@@ -71,6 +74,25 @@ def test_nothing_run_is_said_so(library: Library) -> None:
     assert "Cells: 0 of 6 done." in text and "**not run**" in text and "![" not in text
 
 
+def test_seeds_that_are_missing_change_no_verdict(library: Library) -> None:
+    """Seeds 0 and 1 of three: 0.10 and 0.11 apart, 0.105 +- 12.706 x 0.005 = [4.1, 16.9] points, which holds; one arm alone says nothing."""
+    fill(library, library.folder, {at: value for at, value in VALUES.items() if at[1] < 2})
+    write_pages(library, ["one"])
+    text = (library.folder / "one" / "README.md").read_text(encoding="utf-8")
+    assert "Cells: 4 of 6 done." in text and "+10.5 [+4.1, +16.9], n = 2 paired (holds)" in text
+    results = read_results(library, "one", "tiny", CellFiles(library.folder, "tiny"))
+    assert [name.partition("-seed")[2][0] for name in results.missing] == ["2", "2"]
+
+
+def test_own_settings_levels_and_budgets_are_on_the_page(tmp_path: Path, files: dict[str, Any], write_experiments: Write) -> None:
+    plan = files["one"]["scales"]["tiny"]
+    plan["targets"], plan["settings"] = {"sokoban": {"level": 0.24, "million_tokens": 3.0}}, {"evaluation": {"every": 5}}
+    library = read_library(write_experiments(tmp_path, files))
+    write_pages(library, ["one"])
+    text = (tmp_path / "one" / "README.md").read_text(encoding="utf-8")
+    assert "Here with `evaluation.every` 5.\n\nLevel of success and budget: sokoban 24%, 3 million tokens.\n" in text
+
+
 def test_failed_cells_are_listed(library: Library) -> None:
     cell = library.own_cells("one", "tiny")[0]
     CellFiles(library.folder, "tiny").write_failure(cell, "exit code 1: no memory")
@@ -86,6 +108,17 @@ def test_verdicts_at_a_glance(library: Library) -> None:
     text = glance.read_text(encoding="utf-8")
     assert "| [one](one/README.md) | The filter raises peak success. | not in the paper | holds |" in text
     assert text.endswith("by hand\n")
+
+
+def test_a_run_that_stopped_is_drawn_with_its_last_value(library: Library) -> None:
+    """One run goes 0.2, 0.4, 0.6; the other stops after step 20 of 30, at 0.0. Its line falls to 0.0 by then and stays there."""
+    files = CellFiles(library.folder, "tiny")
+    for seed, curve in enumerate(({0: 0.2, 15: 0.4, 30: 0.6}, {0: 0.2, 20: 0.0})):
+        cell = library.cell("tiny", "sokoban", "none", seed)
+        files.write(cell, CellRecord(cell.id, seed, 30, "done", 60.0, {"validation/success": curve}, {"machine": "one card"}))
+    figure = plotted(library, library.grids["one"].plots[0], read_results(library, "one", "tiny", files))
+    line = figure.data[-1]  # type: ignore[union-attr]
+    assert list(line.x) == [0, 15, 20, 30] and list(line.y) == pytest.approx([0.2, 0.225, 7 / 30, 0.3])
 
 
 def test_other_seeds_are_compared_with_the_published_levels(library: Library, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from statistics import fmean
 from tether.algorithms.filters.scores import ZERO
 from tether.core.alarms import AlarmName, Evidence, Severity
 from tether.core.enums import REGIME_FRACTION
+from tether.core.evidence import FEWEST_PROMPTS, REACH, ImageEvidence, mean_tokens
 from tether.core.metrics import wilson_interval
-from tether.core.reasoning import FEWEST_PROMPTS, REACH, ImageEvidence, mean_tokens
 from tether.core.types import AGENT
 from tether.diagnostics.alarms.history import INFORMATION, History, Shift, fall, rise
 from tether.diagnostics.settings import AlarmRules

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tether.core.enums import Scope, Split
 from tether.core.errors import BadInput, UnknownName, did_you_mean
-from tether.core.reasoning import WEAKLY, MissingReasoning, Start, VerdictCode, no_verdict
+from tether.core.evidence import WEAKLY, MissingReasoning, Start
+from tether.core.reasoning import VerdictCode, no_verdict
 from tether.diagnostics.alarms.tracker import StepReasoning, check
 from tether.diagnostics.audit.encode import EncodedPairs, Encoder
 from tether.diagnostics.audit.measure import decide, evidence_of, measure

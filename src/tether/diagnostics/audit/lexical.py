@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tether.core.reasoning import Retrieval
+from tether.core.evidence import Retrieval
 from tether.core.seeding import generator
 from tether.diagnostics.information import measure_information, own_in_top
 from tether.diagnostics.intervals import prompt_effects, studentised_intervals

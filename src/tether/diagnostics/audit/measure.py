@@ -24,21 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tether.core.errors import BadInput
+from tether.core.evidence import Evidence, ImageEvidence, MissingReasoning, Retrieval, Signal, Start, Texts, recorded_evidence
 from tether.core.images import without_markers
-from tether.core.reasoning import (
-    COLLAPSES,
-    Evidence,
-    ImageEvidence,
-    MissingReasoning,
-    Retrieval,
-    Signal,
-    Start,
-    Texts,
-    Verdict,
-    VerdictCode,
-    judge,
-    recorded_evidence,
-)
+from tether.core.reasoning import COLLAPSES, Verdict, VerdictCode, judge
 from tether.diagnostics.audit.encode import EncodedPairs
 from tether.diagnostics.audit.lexical import Elsewhere, LexicalMeasures, find_elsewhere, measure_lexical
 from tether.diagnostics.cross_score import cross_score

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from tether.algorithms.filters.scores import ZERO
 from tether.core.errors import BadInput
-from tether.core.reasoning import FEWEST_PROMPTS
+from tether.core.evidence import FEWEST_PROMPTS
 from tether.core.seeding import derive_seed
 from tether.diagnostics.rollouts import Rollout
 

@@ -8,19 +8,10 @@ from typing import Any
 
 from tether.core.alarms import Alarm
 from tether.core.enums import Scope
+from tether.core.evidence import FEWEST_PROMPTS, FEWEST_REASONINGS, SIGNIFICANT, TIED, WEAKLY, Retrieval
 from tether.core.images import image_digests
 from tether.core.metrics import wilson_interval
-from tether.core.reasoning import (
-    ELSEWHERE,
-    FEWEST_PROMPTS,
-    FEWEST_REASONINGS,
-    FEWEST_SINGLE,
-    SIGNIFICANT,
-    TIED,
-    WEAKLY,
-    Retrieval,
-    Verdict,
-)
+from tether.core.reasoning import ELSEWHERE, FEWEST_SINGLE, Verdict
 from tether.core.version import __version__
 from tether.diagnostics.audit.encode import REASONING_TOKENS, EncodedPairs
 from tether.diagnostics.audit.measure import PERMUTATIONS, Measurement

@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tether.core.enums import Regime
+from tether.core.evidence import Retrieval
 from tether.core.metrics import wilson_interval
-from tether.core.reasoning import Retrieval, Verdict
+from tether.core.reasoning import Verdict
 from tether.core.seeding import generator
 from tether.core.shares import range_words
 from tether.diagnostics.audit.measure import Measurement
