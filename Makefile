@@ -17,7 +17,7 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo reference test tests test-long test-gpu torture test-trackers test-storage test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev set-up-ray lint-style lint-format lint-types lint-imports
+.PHONY: help demo reference test tests test-long test-gpu torture test-trackers test-storage test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev set-up-ray lint-style lint-format lint-types lint-imports lint-cycles
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -25,9 +25,10 @@ help: ## show this list
 demo: set-up ## train a small agent for a few minutes and write its report (DEMO_OUT=folder)
 	$(BIN)/tether train --config configs/demo.yaml --out "$(DEMO_OUT)"
 
-# The checks of lint run one after the other beside the tests, some of which wait more than they compute.
+# The checks of lint run one after the other beside the tests, some of which wait more than they compute, and one of which is lint-cycles.
+LINT = lint-style lint-format lint-types lint-imports
 test: set-up-dev ## lint and every test (PYTEST_ARGS="-k name" for some, JOBS=n for more workers)
-	$(MAKE) --no-print-directory -j2 tests lint
+	$(MAKE) --no-print-directory -j2 tests $(LINT)
 
 # Two workers with one thread each: torch's own threads would only fight over the cores. Each begins with one half of the tests and takes from the
 # other when it is done, so that most fixtures of a module are made once.
@@ -95,7 +96,7 @@ test-ray: set-up-ray ## the tests of runs on Ray, in .venv-ray
 reference: set-up-dev ## write the lists of verbs, options, settings, metrics, alarms and layers into the documents
 	$(BIN)/python scripts/reference_pages.py
 
-lint: lint-style lint-format lint-types lint-imports ## style, format, types and the direction of imports
+lint: $(LINT) lint-cycles ## style, format, types and the direction of imports
 
 format: set-up-dev ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix-only --quiet .
@@ -130,4 +131,6 @@ lint-types: set-up-dev
 
 lint-imports: set-up-dev
 	$(BIN)/lint-imports
+
+lint-cycles: set-up-dev
 	$(BIN)/python -m pytest -q tests/unit/test_shape_of_code.py -k import_cycles

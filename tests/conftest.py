@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 
 # Before anything imports torch or huggingface_hub; subprocesses inherit both.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -9,14 +10,37 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 if shutil.which("nvidia-smi") is None:  # without a GPU, kernels are interpreted; to be said before Triton is imported
     os.environ["TRITON_INTERPRET"] = "1"
 
+# What a shell starts in the background ignores Ctrl-C and under nohup a hang-up too, and every process that a test starts would inherit that and
+# outlive the signals that the test sends. A handler is not inherited: this process takes a hang-up as before, its children have the defaults.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+import contextlib
 import copy
+import fcntl
 import functools
 import gc
+import importlib.util
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """In a fresh checkout one worker compiles torch, transformers and the tests, and the others read what it wrote: half a minute of a core for each."""
+    found = importlib.util.find_spec("transformers")
+    compiled = found is None or found.origin is None or Path(importlib.util.cache_from_source(found.origin)).exists()
+    with contextlib.ExitStack() as stack:
+        if not compiled and hasattr(session.config, "workerinput"):
+            lock = stack.enter_context((Path(session.config.option.basetemp).parent / "compiling.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ out: a conversation is only ever appended to.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -23,7 +23,9 @@ from tether.core.errors import BadInput
 from tether.core.grammar import THINK_CLOSE, THINK_OPEN
 from tether.core.images import MARKER, image_of
 from tether.core.types import Exchanges
-from tether.models.vision import Vision
+
+if TYPE_CHECKING:  # torch: a process that plays an agent's episodes reads and writes text, and starts five seconds sooner without
+    from tether.models.vision import Vision
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}"
@@ -66,7 +68,7 @@ class PromptFormat(Protocol):
 class ChatFormat:
     """The chat template of one tokenizer, as token ids to append."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Sequence[int] = (), vision: Vision | None = None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Sequence[int] = (), vision: "Vision | None" = None) -> None:
         """`end_of_turn_ids`: every token that ends a response, `Policy.end_of_turn_ids`; the tokenizer's own always does. `vision`: how the model
         reads images, `Policy.vision`; a text may hold markers of images then."""
         if tokenizer.eos_token_id is None:

@@ -336,7 +336,7 @@ def test_which_decoder_serves_a_model(tiny: Any) -> None:
     assert NativeEngine(Policy(other, tiny.tokenizer)).backend == "generic"
 
 
-@pytest.mark.slow
+@pytest.mark.long  # with random weights: test_greedy_equals_generate_through_evictions
 def test_smollm2_says_greedily_what_generate_says(smollm2: Any) -> None:
     """Two turns and three lengths, with room for little more than one conversation at a time."""
     encode: Callable[[str], tuple[int, ...]] = lambda text: tuple(smollm2.tokenizer.encode(text))  # noqa: E731

@@ -198,7 +198,7 @@ def test_several_servers_share_the_work_and_one_that_hangs_is_left_out(
 ) -> None:
     monkeypatch.setattr(connection, "SEND_DELAYS", ())
     with _between(url) as first, _between(url) as second:
-        options = ServerOptions(timeout=2.0)
+        options = ServerOptions(timeout=5.0)
         engine = ServerEngine([first.url, second.url], policy, max_rows=6, max_context=900, options=options)
         first.asked.clear(), second.asked.clear()  # type: ignore[func-returns-value]
         assert _tokens(_play(engine, chat)) == _tokens(native)

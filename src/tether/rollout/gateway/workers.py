@@ -30,7 +30,6 @@ from tether.core.protocols import Sampling
 from tether.core.types import Completion, Trajectory
 from tether.models.chat import ChatFormat
 from tether.models.messages import AgentChat
-from tether.models.vision import Vision
 from tether.rollout.episode import EpisodeRules, EpisodeSeeds, Follow
 from tether.rollout.gateway.agents import Agent
 from tether.rollout.gateway.episodes import LABEL, AgentRules, EpisodePlayer
@@ -194,7 +193,11 @@ def main() -> None:
         advice = "see that its module can be imported there, or set agent.workers=0"
         pipe.send(("failed", BadInput(f"the agent cannot be loaded in another process: {in_one_line(error)}; {advice}"), None))
         raise
-    vision = None if eyes is None else Vision(SimpleNamespace(config=eyes[0]), tokenizer, eyes[1])  # it makes tokens, and no features
+    vision = None
+    if eyes is not None:  # it makes tokens, and no features; only then is torch needed here, which takes seconds and half a GiB
+        from tether.models.vision import Vision
+
+        vision = Vision(SimpleNamespace(config=eyes[0]), tokenizer, eyes[1])
     player = EpisodePlayer(agent, rules, AgentChat(ChatFormat(tokenizer, end_of_turn_ids, vision), rules.tool_format))
     asyncio.run(_play_sent(pipe, player))
 

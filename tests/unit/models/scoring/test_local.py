@@ -77,7 +77,7 @@ def test_tiny_is_exact(tiny_on_device: Any) -> None:
     assert scores[:, 4].tolist() == pytest.approx(scores[:, 1].tolist(), abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # `tiny` and small models of every architecture are scored exactly, too
 def test_smollm2_is_exact(smollm2: Any) -> None:
     loaded = smollm2
     prompts = [loaded.tokenizer(text)["input_ids"] for text in ("Solve the puzzle: #P_# #XO#. Think first.", "What is 3 + 4? Think first.")]
