@@ -196,7 +196,7 @@ def test_random_conversations_are_those_of_an_engine_that_keeps_nothing(tiny_on_
         _same(mine, theirs)
         counts = engine.statistics
         assert counts.fed_tokens - counts.recomputed_tokens + counts.shared_tokens >= sum(map(len, prompts))
-        assert counts.fed_tokens < plain.statistics.fed_tokens + counts.recomputed_tokens or not counts.shared_tokens
+        assert counts.fed_tokens <= plain.statistics.fed_tokens + counts.recomputed_tokens or not counts.shared_tokens
         texts += [[*response.prompt, *response.tokens] for response in mine]
         shared += counts.shared_tokens
     assert shared > 400

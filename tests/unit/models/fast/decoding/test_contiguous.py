@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tether.core.protocols import Sampling
-from tether.models.fast.decoding import contiguous
+from tether.models.fast.decoding import contiguous, rows
 from tether.models.fast.decoding.contiguous import ContiguousDecoder, position_bytes
 from tether.models.fast.decoding.protocol import DraftPlan, PrefillRequest, SampleOutput
 from tether.models.fast.decoding.sampling import sample
@@ -25,6 +25,8 @@ class Journal:
         self.model, self.decoder, self.num_words = model, decoder, num_words
         self.random = np.random.default_rng(seed)
         self.talks: dict[int, list[int]] = {}
+        self.beginning: list[int] = []
+        """Of new conversations."""
         self.num_compared = 0
 
     def words(self, count: int) -> list[int]:
@@ -35,7 +37,7 @@ class Journal:
         for slots, length in zip(groups, lengths, strict=True):
             said = self.talks.get(slots[0], [])
             start = max(0, len(said) - 1)  # the last drawn token has not been fed
-            new = said[start:] + self.words(length)
+            new = (said[start:] or self.beginning) + self.words(length)
             feedings.append(PrefillRequest(slots, start, new))
             for slot in slots:
                 self.talks[slot] = said[:start] + new
@@ -163,6 +165,62 @@ def test_a_slot_begins_with_what_another_holds(journal: Callable[..., Journal]) 
     j.decode(2, 0, 4, 1)
     assert j.decoder.adopt(5, 2, 61) == 0, "a fifth row of so many positions has no room"
     assert j.num_compared == 2 + 4 + 1 + 3 + 1 + 2 + 3 + 4
+
+
+@pytest.fixture
+def short_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rows have in common is read once from two rows and four positions on."""
+    monkeypatch.setattr(contiguous, "LEAST_COMMON", 4)
+    monkeypatch.setattr(rows, "LEAST_COMMON", 4)
+    monkeypatch.setattr(rows, "LEAST_ROWS", 2)
+
+
+@pytest.mark.usefixtures("short_beginnings")
+def test_what_all_begin_with_is_computed_once(journal: Callable[..., Journal]) -> None:
+    """While conversations come and go, and until one begins otherwise."""
+    j = journal()
+    j.beginning = j.words(12)
+    j.feed((0,), (1,), (2, 3), lengths=(3, 7, 1))
+    assert j.decoder.tokens_copied == 2 * 12  # that of a group is counted by the engine
+    j.decode(0, 1, 2, 3)  # of different lengths
+    j.decode(2, 0)
+    j.feed((1,), lengths=(5,))
+    j.feed((4,), lengths=(0,))  # nothing but the beginning, whose last token is fed
+    assert j.decoder.tokens_copied == 2 * 12 + 11
+    j.release(0)  # which had computed it
+    j.decode(1, 2, 3, 4, count=2)
+    j.adopt(0, 4, 9)
+    j.feed((0,), lengths=(3,))
+    j.decode(4, 2, 0)  # alike in nine positions
+    j.beginning = j.words(12)
+    j.feed((5,), lengths=(1,))
+    j.decode(5, 4, 3, 2, 1, 0)
+    j.release(0, 1, 2, 3, 4, 5)
+    j.feed((3,), lengths=(2,))
+    assert j.decoder.tokens_copied == 2 * 12 + 11
+    j.feed((1,), lengths=(4,))
+    assert j.decoder.tokens_copied == 2 * 12 + 11 + 12
+    assert j.num_compared == 4 + 4 + 2 + 1 + 1 + 8 + 1 + 3 + 1 + 6 + 1 + 1
+
+
+@pytest.mark.usefixtures("short_beginnings")
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_step_that_reads_a_beginning_once_is_a_step(name: str, small_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several query heads share a key head here. The same rows with and without it, of one length and of several, up to rounding."""
+    policy = Policy(small_model(name))
+    assert policy.backbone is not None and policy.backbone.num_heads > policy.backbone.num_kv_heads
+    uniforms = np.array([0.1, 0.5, 0.9], dtype=np.float32)
+    for lengths in ((6, 6, 6), (1, 9, 4)):
+        found = []
+        for least in (4, 1000):
+            monkeypatch.setattr(rows, "LEAST_COMMON", least)
+            decoder = ContiguousDecoder(policy, 3, backbone=policy.backbone)
+            texts = [[*range(10, 30), *range(40, 40 + length)] for length in lengths]
+            decoder.reserve(dict.fromkeys(range(3), 40))
+            decoder.prefill([PrefillRequest((slot,), 0, text) for slot, text in enumerate(texts)], WARM, uniforms)()
+            found.append(decoder.decode([0, 1, 2], [len(text) for text in texts], [7, 8, 9], WARM, uniforms[:, None])())
+        assert found[0].ids_BK.tolist() == found[1].ids_BK.tolist()
+        np.testing.assert_allclose(found[0].logprobs_BK, found[1].logprobs_BK, atol=2e-5)
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
