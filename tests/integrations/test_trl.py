@@ -87,6 +87,12 @@ def test_other_trainers_of_trl_are_refused_by_name(make_trainer: Make) -> None:
             with pytest.raises(BadInput, match=message):
                 type("Mine", (mixin, base), {})
 
+    for mixin in (TetherMixin, Mixin):
+        with pytest.raises(
+            BadInput, match="Mine names TetherMixin behind its trainer, whose methods hide the mixin's; put TetherMixin first"
+        ):
+            type("Mine", (GRPOTrainer, mixin), {})
+
     class Geometric(Mixin, GMPOTrainer): ...
 
     with pytest.raises(BadInput, match="does not know how GMPOTrainer normalises its loss"):

@@ -168,7 +168,8 @@ def sweep(
 def train_command(trial: Trial, folder: Path, settings: Path) -> list[str]:
     """`tether train` of a trial, resumed where its run folder exists."""
     how = ["--resume"] if (folder / ABOUT).is_file() else ["--config", str(settings)]
-    return [sys.executable, "-m", "tether", "train", *how, "--out", str(folder)]
+    python = [sys.executable, "-P"]  # without the current folder, whose modules would take the place of others
+    return [*python, "-m", "tether", "train", *how, "--out", str(folder)]
 
 
 def _lock_file(out: Path, trial: Trial) -> Path:

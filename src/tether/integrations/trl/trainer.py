@@ -60,6 +60,8 @@ class TetherMixin:
             base = next(each for each in cls.__mro__ if issubclass(each, Trainer) and not issubclass(each, TetherMixin))
             instead = next((INSTEAD[each.__name__] for each in cls.__mro__ if each.__name__ in INSTEAD), INDEPENDENT)
             raise BadInput(f"TetherMixin extends TRL's GRPOTrainer, and {base.__name__} is none: {instead}")
+        if issubclass(cls, GRPOTrainer) and cls.__mro__.index(TetherMixin) > cls.__mro__.index(GRPOTrainer):
+            raise BadInput(f"{cls.__name__} names TetherMixin behind its trainer, whose methods hide the mixin's; put TetherMixin first")
 
     def __init__(self, *args: Any, group_filter: GroupFilter | str | None = None, success_reward: str | None = None, **kwargs: Any) -> None:
         """TRL's arguments, and:
