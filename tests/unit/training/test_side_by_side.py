@@ -223,7 +223,7 @@ def test_sigterm_ends_it_as_ctrl_c_does(tmp_path: Path) -> None:
 
 def test_the_command_of_a_trial(tmp_path: Path) -> None:
     trial, settings = trials()[0], tmp_path / "trial.yaml"
-    words = [sys.executable, "-m", "tether", "train"]
+    words = [sys.executable, "-P", "-m", "tether", "train"]
     assert train_command(trial, tmp_path / "run", settings) == [*words, "--config", str(settings), "--out", str(tmp_path / "run")]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
