@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.core.images import IMAGE_IDS
 from tether.models.fast.backbone import LlamaBackbone, plain_causal
-from tether.models.fast.layers import UnsupportedLayout, find_layers, language_part
+from tether.models.fast.layers import UnsupportedLayout, find_layers, language_part, projected
 from tether.models.probing import (
     HALF_TYPES,
     disagreement,
@@ -167,8 +167,7 @@ class Policy:
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., V] from any selection of features."""
-        output: Tensor = self._head(features) if self.separable_head else features
-        return output
+        return projected(self._head, features) if self.separable_head else features
 
     # ------------------------------------------------------------------------------------------------------ what was probed
 

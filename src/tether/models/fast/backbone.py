@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from tether.models.fast.layers import Layer, add_rms_norm, language_part, rms_norm, rotary, swiglu
+from tether.models.fast.layers import Layer, add_rms_norm, language_part, projected, rms_norm, rotary, swiglu
 from tether.models.probing import HALF_TYPES, widened
 from tether.models.vision import Embedded, Vision
 
@@ -212,7 +212,7 @@ class LlamaBackbone:
         query_SHW, key_SKW, value_SKW = self._states(layer, normed_SD, fused, few)
         query_SHW, key_SKW = apply_positions(index, query_SHW, key_SKW, value_SKW)
         attended_SD = attend(index, query_SHW, key_SKW, value_SKW).flatten(1)
-        mixed_SD = _few_parts(attended_SD, layer.output) if few else layer.output(attended_SD)
+        mixed_SD = _few_parts(attended_SD, layer.output) if few else projected(layer.output, attended_SD)
         if feed_forward is not None:
             return feed_forward(mixed_SD, residual_SD)
         norm = layer.mlp_norm
@@ -226,8 +226,7 @@ class LlamaBackbone:
             product_SF = swiglu(layer.gate_up(normed_SD))
         else:
             product_SF = swiglu(layer.gate(normed_SD), layer.up(normed_SD))
-        added_SD: Tensor = layer.down(product_SF)
-        return added_SD, residual_SD
+        return projected(layer.down, product_SF), residual_SD
 
     def _are_few(self, x_SD: Tensor) -> bool:
         """Whether these are few enough tokens for the kernels of our own, as in a step of decoding."""

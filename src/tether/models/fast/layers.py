@@ -29,6 +29,9 @@ LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj"}
+FEW_ROWS = range(4, 49)
+"""Rows for which weight times rows is faster on several threads of a CPU than rows times weight: the library gives each thread a part of the rows
+there, and each reads the whole weight. Measured on two threads, MKL: 0.46 to 0.65 of the time; one thread gains nothing."""
 
 
 class FusedLinear:
@@ -106,10 +109,31 @@ class FusedLinear:
 
     def __call__(self, x_SD: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
-            return nn.functional.linear(x_SD, self.weight, self.bias)
+            return product(x_SD, self.weight, self.bias)
         biases = () if self.bias is None else [layer.bias for layer in self._layers]
         out_SN: Tensor = _JoinedProduct.apply(x_SD, self.weight, self.bias, *(layer.weight for layer in self._layers), *biases)
         return out_SN
+
+
+def _are_few(x_SN: Tensor) -> bool:
+    on_cpu = not x_SN.is_cuda and x_SN.dtype == torch.float32 and torch.get_num_threads() > 1
+    return on_cpu and x_SN.ndim == 2 and len(x_SN) in FEW_ROWS and not torch.is_grad_enabled()
+
+
+def product(x_SN: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`nn.functional.linear`, few rows on a CPU in the order that is quicker for them."""
+    if not _are_few(x_SN):
+        return nn.functional.linear(x_SN, weight, bias)
+    out = (weight @ x_SN.T).T.contiguous()
+    return out if bias is None else out.add_(bias)
+
+
+def projected(linear: nn.Module, x_SN: Tensor) -> Tensor:
+    """What a linear layer gives; one that is more than a weight is called."""
+    if type(linear) is nn.Linear and _are_few(x_SN):
+        return product(x_SN, linear.weight, linear.bias)
+    out: Tensor = linear(x_SN)
+    return out
 
 
 def _lie_together(tensors: Sequence[Tensor]) -> bool:

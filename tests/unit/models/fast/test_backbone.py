@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tether.core.seeding import derive_seed
 from tether.models.fast.backbone import LlamaBackbone, plain_causal
-from tether.models.fast.layers import find_layers
+from tether.models.fast.layers import find_layers, product, projected
 from tether.models.policy import probe_backbone
 
 SMALL: dict[str, Any] = {
@@ -218,3 +218,19 @@ def test_joined_weights_are_saved_and_loaded(tmp_path: Path) -> None:
     again = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
     for (name, saved), (_, parameter) in zip(again.named_parameters(), model.named_parameters(), strict=True):
         assert torch.equal(saved, parameter), name
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_few_rows_on_several_threads_of_a_cpu(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other order gives the same product; with one thread, other numbers of rows or gradient it is torch's own, bit for bit."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(64, 96, bias=bias)
+    for threads, num_rows, with_gradient in ((2, 4, False), (2, 48, False), (2, 3, False), (2, 49, False), (1, 16, False), (2, 16, True)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        x_SN = torch.randn(num_rows, 64)
+        with torch.set_grad_enabled(with_gradient):
+            found, want = projected(linear, x_SN), linear(x_SN)
+            assert product(x_SN, linear.weight, linear.bias).equal(found)
+        assert found.is_contiguous() and found.requires_grad == with_gradient
+        torch.testing.assert_close(found, want, rtol=0, atol=2e-6)
+        assert found.equal(want) or num_rows in (4, 48)
