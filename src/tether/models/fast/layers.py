@@ -116,7 +116,7 @@ class FusedLinear:
 
 
 def _are_few(x_SN: Tensor) -> bool:
-    on_cpu = not x_SN.is_cuda and x_SN.dtype == torch.float32 and torch.get_num_threads() > 1
+    on_cpu = x_SN.device.type == "cpu" and x_SN.dtype == torch.float32 and torch.get_num_threads() > 1
     return on_cpu and x_SN.ndim == 2 and len(x_SN) in FEW_ROWS and not torch.is_grad_enabled()
 
 
