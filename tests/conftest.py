@@ -31,6 +31,14 @@ from typing import Any
 import pytest
 
 
+if importlib.util.find_spec("hypothesis"):  # the machine with a GPU has none
+    import hypothesis
+
+    # On a busy machine examples take longer to make; that is no defect of a test.
+    hypothesis.settings.register_profile("busy", suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.load_profile("busy")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """In a fresh checkout one worker compiles torch, transformers and the tests, and the others read what it wrote: half a minute of a core for each."""

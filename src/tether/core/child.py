@@ -159,6 +159,8 @@ class Child:
 
 PARENT_VARIABLE = "TETHER_PARENT"
 """Of a `tether` command: the process that it ends with."""
+SHARES_CARD_VARIABLE = "TETHER_SHARES_CARD"
+"""Of a run beside others: it sleeps while it waits for the card, because the others have use for its core."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -37,7 +37,9 @@ REASONING_MODES = ("enable_thinking", "thinking")
 
 CACHED_PROMPTS = 64
 """First prompts that are kept: the members of a group begin alike, one after the other."""
-CACHED_JOINTS = 256
+CACHED_EXAMPLES = 16
+"""Beginnings with worked examples that are kept: one for each environment of a run."""
+CACHED_JOINTS = 2048
 """Later observations that are kept: those of a group resemble each other, and a template takes longer than many environments."""
 
 _RESPONSE = "\u27e6response\u27e7"
@@ -91,8 +93,9 @@ class ChatFormat:
         """The arguments of REASONING_MODES that change what the template renders."""
         self.notes = tuple(self._describe())
         """What is worth knowing about the template before the first prompt; empty for one that knows nothing of reasoning."""
-        self._decode = text_decoder(tokenizer)
+        self._decode, self._encode = text_decoder(tokenizer), text_encoder(tokenizer)
         self._first_prompts = lru_cache(maxsize=CACHED_PROMPTS)(self._first_prompt)
+        self._beginnings = lru_cache(maxsize=CACHED_EXAMPLES)(self._with_examples)
         self._joints = lru_cache(maxsize=CACHED_JOINTS)(self._joint)
 
     @property
@@ -125,11 +128,17 @@ class ChatFormat:
         return self._first_prompts(system, user, few_shot)
 
     def _first_prompt(self, system: str | None, user: str, few_shot: Exchanges) -> tuple[int, ...]:
-        shown = [*(observation for observation, _ in few_shot), user]
-        ids = list(self.encode(self._render(self._opening(system, shown[0]))))
-        for (_, reply), following in zip(few_shot, shown[1:], strict=True):
-            ids += [*self.encode(reply.removeprefix(THINK_OPEN)), *self._joints(following)]
-        return tuple(ids)
+        if few_shot:
+            return self._beginnings(system, few_shot) + self._joints(user)
+        return self.encode(self._render(self._opening(system, user)))
+
+    def _with_examples(self, system: str | None, few_shot: Exchanges) -> tuple[int, ...]:
+        """What all first prompts with these examples begin with, up to the end of the last reply."""
+        (first, reply), *others = few_shot
+        ids = self.encode(self._render(self._opening(system, first))) + self.encode(reply.removeprefix(THINK_OPEN))
+        for observation, reply in others:
+            ids += self._joints(observation) + self.encode(reply.removeprefix(THINK_OPEN))
+        return ids
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Tokens of a whole conversation given as messages (role, content), up to and including the opening think tag.
@@ -222,12 +231,11 @@ class ChatFormat:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a text, nothing added; the markers of images become their tokens."""
-        # Not verbose: transformers warns of texts longer than the model, but a rollout keeps to its budget by itself.
         if self.vision is None:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
+            return tuple(self._encode(text))
         ids: list[int] = []
         for n, piece in enumerate(MARKER.split(text)):
-            ids += self.vision.expand(image_of(piece)) if n % 2 else self._tokenizer.encode(piece, add_special_tokens=False, verbose=False)
+            ids += self.vision.expand(image_of(piece)) if n % 2 else self._encode(piece)
         return tuple(ids)
 
 
@@ -241,6 +249,24 @@ def text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]]
         backend: Any = tokenizer.backend_tokenizer
         return lambda ids: str(backend.decode(list(ids), skip_special_tokens=False))
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def text_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], Sequence[int]]:
+    """What gives the tokens of a text, nothing added and nothing cut off; as above the library behind transformers is asked directly, in half the time."""
+    is_plain = isinstance(tokenizer, PreTrainedTokenizerFast) and not tokenizer.split_special_tokens
+    if is_plain and type(tokenizer)._encode_plus is PreTrainedTokenizerFast._encode_plus:
+        backend: Any = tokenizer.backend_tokenizer
+
+        def encode(text: str) -> Sequence[int]:
+            if backend.truncation is not None or backend.padding is not None:  # of the tokenizer's file, or of somebody else's last call
+                backend.no_truncation()
+                backend.no_padding()
+            ids: Sequence[int] = backend.encode(text, add_special_tokens=False).ids
+            return ids
+
+        return encode
+    # Not verbose: transformers warns of texts longer than the model, but a rollout keeps to its budget by itself.
+    return lambda text: tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
 
 def tokens_before(decode: Callable[[tuple[int, ...]], str], ids: tuple[int, ...], num_chars: int) -> int:

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tether.core.child import this_attempt
+from tether.core.child import SHARES_CARD_VARIABLE, this_attempt
 from tether.core.config import cache_folder, dump_yaml, merge, validate
 from tether.core.errors import BadInput, StorageError, TetherError
 from tether.core.protocols import Engine
@@ -244,10 +244,13 @@ def run_training(
     """
     grow_allocator_segments()
     begin = time.perf_counter()
+    from tether.models.hardware import sleep_while_waiting
     from tether.training.callbacks import Tracking
     from tether.training.loop import Trainer
     from tether.training.throughput import StartTimer
 
+    if os.environ.get(SHARES_CARD_VARIABLE):
+        sleep_while_waiting()
     start, ranks = StartTimer(imports=time.perf_counter() - begin), ranks or Ranks()
     if settings.trackers and ranks.rank == 0:
         callbacks = [*callbacks, Tracking(settings.trackers, without_secrets(settings), store, callbacks)]

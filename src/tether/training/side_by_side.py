@@ -30,7 +30,7 @@ from typing import IO, Any
 
 import yaml
 
-from tether.core.child import PARENT_VARIABLE
+from tether.core.child import PARENT_VARIABLE, SHARES_CARD_VARIABLE
 from tether.core.errors import BadInput, TetherError
 from tether.runs.files import parsed_line, write_whole
 from tether.runs.store import ABOUT, METRICS, TIMINGS
@@ -210,7 +210,7 @@ def _start(
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C in the terminal reaches the scheduler alone, which passes it on once
                     pass_fds=(lock.fileno(),),
-                    env=os.environ | ONE_THREAD | {PARENT_VARIABLE: str(os.getpid())},
+                    env=os.environ | ONE_THREAD | {PARENT_VARIABLE: str(os.getpid()), SHARES_CARD_VARIABLE: "1"},
                 )
             state.running.append(Job(trial, folder, process, lock))
 

@@ -218,3 +218,32 @@ def test_a_tokenizer_that_decodes_otherwise_is_asked_itself(tiny: Any) -> None:
     loud = copy.copy(tiny.tokenizer)
     loud.__class__ = Loud
     assert text_decoder(loud)(tiny.tokenizer.encode("go left")) == text_decoder(tiny.tokenizer)(tiny.tokenizer.encode("go left")).upper()
+
+
+def test_texts_are_tokens_as_by_transformers(tiny: Any) -> None:
+    """Whatever the tokenizer was last used for: a cut or padding that somebody asked for is not applied here."""
+    tokenizer = copy.deepcopy(tiny.tokenizer)
+    chat = ChatFormat(tokenizer)
+    texts = ["", " ", "P at (0,1).\nG at (3,1)", "<|im_start|>user", "\u00e9\u4e16\u754c \U0001f600", "x" * 300]
+    expected = [tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False)) for text in texts]
+    tokenizer(["a b c d", "e"], truncation=True, max_length=2, padding="max_length")
+    assert tokenizer.backend_tokenizer.truncation is not None, "the example is one where it matters"
+    assert [chat.encode(text) for text in texts] == expected
+    assert len(expected[-1]) > 2
+
+
+def test_what_examples_begin_with_is_made_once(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens are those of all parts one after the other; of a further prompt with the same examples only the last part is encoded."""
+    chat = ChatFormat(tiny.tokenizer)
+    examples = (("seen 1", "<think>one</think> <answer>a</answer>"), ("seen 2", "two</think> <answer>b</answer>"))
+    opening = chat.first_prompt("S", "seen 1")
+    one, two = chat.encode("one</think> <answer>a</answer>"), chat.encode("two</think> <answer>b</answer>")
+    assert chat.first_prompt("S", "now", examples) == (opening + one + chat.next_prompt("seen 2", ()) + two + chat.next_prompt("now", ()))
+    encoded: list[str] = []
+    encode = chat.encode
+    monkeypatch.setattr(chat, "encode", lambda text: encoded.append(text) or encode(text))
+    chat.first_prompt("S", "later", examples)
+    assert len(encoded) == 1
+    assert "later" in encoded[0]
+    other = chat.first_prompt("T", "later", examples)
+    assert other != chat.first_prompt("S", "later", examples), "another system message begins anew"

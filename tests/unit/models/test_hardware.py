@@ -1,5 +1,7 @@
 """What there is to compute with: memory that is left, and a peak that is measured without touching anything random."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,30 @@ def test_no_limit(limit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hardware, "CGROUP", _container(tmp_path, limit) if limit else tmp_path / "none")
     left = available_memory(CPU)
     assert left is not None and left > 2**20
+
+
+WAITS = """
+import time, torch
+from tether.models.hardware import sleep_while_waiting
+sleep_while_waiting()
+torch.cuda._sleep(1)
+torch.cuda.synchronize()
+before = time.process_time(), time.perf_counter()
+torch.cuda._sleep(2_000_000_000)
+torch.zeros(1, device="cuda").cpu()
+spent, waited = time.process_time() - before[0], time.perf_counter() - before[1]
+assert waited > 0.5, waited
+assert spent < waited / 5, (spent, waited)
+"""
+
+
+def test_a_process_that_shares_the_card_sleeps_while_it_waits(gpu: str) -> None:
+    """In a process of its own: the card must not have been used before."""
+    done = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_a_card_there_is_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: pytest.fail(f"{name} was loaded"))
+    hardware.sleep_while_waiting()

@@ -1,6 +1,7 @@
 """Running chosen side by side: real processes that write real run folders, without a model."""
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from tether.training.sweep import Trial, sweep_trials, variants
 
 SCRIPT = textwrap.dedent(
     """
-    import json, sys, time
+    import json, os, sys, time
     from pathlib import Path
     from tether.core.child import end_with_parent
     from tether.runs.schema import StepRecord
@@ -33,6 +34,7 @@ SCRIPT = textwrap.dedent(
     resumed = (folder / "run.json").is_file()
     store = RunStore.open(folder) if resumed else RunStore.create(folder, "steps: 30", {"env": "sokoban"})
     (folder / "began.txt").open("a").write(f"{time.monotonic()} {'resumed' if resumed else 'new'}\\n")
+    (folder / "environment.json").write_text(json.dumps(dict(os.environ)))
     store.append(StepRecord(1, {"rollout/success": 0.5}))
     store.append(StepRecord(30, {"validation/success": 0.5}))
     store.append_timings(30, {"seconds": {"update": 2.0}})
@@ -91,6 +93,8 @@ def test_runs_go_side_by_side(tmp_path: Path) -> None:
     assert (state.failed, state.stopped, state.waiting, state.running) == ({}, None, [], [])
     assert all((tmp_path / "runs" / trial.id / "checkpoints").is_dir() for trial in trials())
     assert not list((tmp_path / "runs").glob("*.lock"))
+    found = json.loads((tmp_path / "runs" / trials()[0].id / "environment.json").read_text())
+    assert found["TETHER_SHARES_CARD"] and found["OMP_NUM_THREADS"] == "1", "each leaves the others their cores"
 
 
 def test_an_observer_that_cannot_read_a_run_makes_it_a_failure(tmp_path: Path) -> None:
