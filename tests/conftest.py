@@ -30,7 +30,6 @@ from typing import Any
 
 import pytest
 
-
 if importlib.util.find_spec("hypothesis"):  # the machine with a GPU has none
     import hypothesis
 
