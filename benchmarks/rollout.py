@@ -14,7 +14,8 @@ Peers are given prompts of the same lengths, sample at temperature 1 from all wo
   in each turn. `--peer-tokens N` times N tokens a turn and takes the others to last as long as these, which favours the peer, whose later
   tokens see more; 0 leaves it out.
 - vLLM's offline engine in a process of its own (benchmarks/vllm_peer.py), with this Python, or with that of another environment by
-  `--vllm-python PATH`; prefix caching on, a start of its own. Weights are made up, as for a shape. It runs after our model is gone.
+  `--vllm-python PATH`; prefix caching on, a start of its own, the best of `--repeats`. Weights are made up, as for a shape. It runs after our
+  model is gone.
 
 The floor counts every weight and every cached key once a step and every product once, at rates measured here.
 """

@@ -1,6 +1,7 @@
 """Models that see: how fast, beside the same conversations in words; and whether an agent looks.
 
     python benchmarks/vision.py speed --model shape:qwen2.5-vl-3b          # GPU: 8 prompts x 16, three turns, a picture of 252 x 252 pixels a turn
+    python benchmarks/vision.py speed --vllm-python PATH                    # vLLM of another environment beside it
     python benchmarks/vision.py speed --model tiny-vl --side 64 --groups 2 --group 4          # CPU
     python benchmarks/vision.py looks tiny-vl runs/seeing                   # FrozenLake with its own pictures, another map's, and blank ones
 
@@ -8,12 +9,16 @@
 which every turn shows a picture and words; beside it the same lengths in words alone, on the same model. Every picture is new, as for a first rollout; the members of a
 group share the first one. The best of `--repeats` counts.
 
+Its peer is vLLM's offline engine in a process of its own (benchmarks/vllm_peer.py), as in rollout.py: the same lengths, other random words and
+pictures, weights that vLLM makes up. It reads the model's config, tokenizer and image processor, runs after our model is gone, and plays the
+conversations with pictures and then in words. What it makes of a picture must have as many tokens as here, else its columns say that it failed.
+
 `looks`: validation success on the same maps with three kinds of pictures. One that has learned to look falls to what it does blind.
 """
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -223,7 +228,7 @@ def looks(options: argparse.Namespace) -> None:
     publish(rows, options.json)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(required=True)
     fast = parts.add_parser("speed")
@@ -242,7 +247,7 @@ def main() -> None:
     seeing.set_defaults(run=looks)
     for part in (fast, seeing):
         add_json_option(part)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     options.run(options)
 
 
