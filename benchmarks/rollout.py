@@ -14,23 +14,20 @@ Peers are given prompts of the same lengths, sample at temperature 1 from all wo
   in each turn. `--peer-tokens N` times N tokens a turn and takes the others to last as long as these, which favours the peer, whose later
   tokens see more; 0 leaves it out.
 - vLLM's offline engine in a process of its own (benchmarks/vllm_peer.py), with this Python, or with that of another environment by
-  `--vllm-python PATH`; prefix caching on, a start of its own. Weights are made up, as for a shape. It runs after our model is gone.
+  `--vllm-python PATH`; prefix caching on, a start of its own, the best of `--repeats`. Weights are made up, as for a shape. It runs after our
+  model is gone.
 
 The floor counts every weight and every cached key once a step and every product once, at rates measured here.
 """
 
 import argparse
-import importlib.util
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import vllm_peer
 from shapes import (
     Row,
     add_json_option,
@@ -202,12 +199,7 @@ def _generate_seconds(model: Any, work: Conversations, counted: int) -> float:
 def _vllm_row(
     options: argparse.Namespace, work: Conversations, config: Any, vocabulary: int, kind: str, ours: Ours
 ) -> dict[str, float | str | None]:
-    """Run vllm_peer.py where there is a vLLM."""
-    if options.vllm_python == "none":
-        return {"who": "vLLM: left out"}
-    python = options.vllm_python or (sys.executable if importlib.util.find_spec("vllm") else None)
-    if python is None:
-        return {"who": "vLLM: not installed"}
+    """vLLM's, as vllm_peer.py measured it where there is one."""
     asked = {
         "vocabulary": vocabulary,
         "dtype": kind,
@@ -218,20 +210,18 @@ def _vllm_row(
         "turns": work.turns,
         "observed": work.observed,
         "longest": work.longest + 1,
+        "repeats": options.repeats,
     }
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        command = [python, str(Path(__file__).with_name("vllm_peer.py")), folder, json.dumps(asked)]
-        say("vLLM starts")
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        return {"who": f"vLLM: failed, exit code {done.returncode}"}
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
-    rate = answer["sampled"] / answer["seconds"]
+        answer = vllm_peer.ask(options.vllm_python, folder, asked)
+    if isinstance(answer, str):
+        return {"who": f"vLLM: {answer}"}
+    rate = answer["words"]["sampled"] / answer["words"]["seconds"]
     return {
         "who": f"vLLM {answer['version']}",
         "sampled tokens/s": rate,
-        "seconds": answer["seconds"],
+        "seconds": answer["words"]["seconds"],
         "start, s": answer["start"],
         "tether is faster by": num_sampled(ours.groups) / ours.seconds / rate,
     }

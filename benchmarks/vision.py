@@ -1,6 +1,7 @@
 """Models that see: how fast, beside the same conversations in words; and whether an agent looks.
 
     python benchmarks/vision.py speed --model shape:qwen2.5-vl-3b          # GPU: 8 prompts x 16, three turns, a picture of 252 x 252 pixels a turn
+    python benchmarks/vision.py speed --vllm-python PATH                    # vLLM of another environment beside it
     python benchmarks/vision.py speed --model tiny-vl --side 64 --groups 2 --group 4          # CPU
     python benchmarks/vision.py looks tiny-vl runs/seeing                   # FrozenLake with its own pictures, another map's, and blank ones
 
@@ -8,30 +9,40 @@
 which every turn shows a picture and words; beside it the same lengths in words alone, on the same model. Every picture is new, as for a first rollout; the members of a
 group share the first one. The best of `--repeats` counts.
 
+Its peer is vLLM's offline engine in a process of its own (benchmarks/vllm_peer.py), as in rollout.py: the same lengths, other random words and
+pictures, weights that vLLM makes up. It reads the model's config, tokenizer and image processor, runs after our model is gone, and plays the
+conversations with pictures and then in words. What it makes of a picture must have as many tokens as here, else its columns say that it failed.
+
 `looks`: validation success on the same maps with three kinds of pictures. One that has learned to look falls to what it does blind.
 """
 
 import argparse
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 import transformers
-from shapes import SHAPE, Row, add_json_option, best_of, precision, publish, say
+import vllm_peer
+from shapes import SHAPE, Row, add_json_option, best_of, forget_peak, precision, publish, say
 from workloads import Conversations, EndlessPolicy, FixedConversation, endless
 
 import tether
-from tether.core.images import Image
+from tether.core.images import Image, with_placeholders
 from tether.core.protocols import Sampling
 from tether.core.seeding import generator
 from tether.envs.frozen_lake.env import FrozenLake
 from tether.models.load import DTYPES, load_model
+from tether.models.vision import save_processor
 from tether.rollout.engines.native import NativeEngine
 
 WORDS = 24
 """Of an observation beside its picture."""
+VOCABULARY = 500
+"""Words that are shown; all of them are plain ones in the tokenizer of tiny-vl."""
 
 
 def sighted_shape(device: str, dtype: str) -> tuple[Any, Any]:
@@ -71,10 +82,10 @@ def conversations(work: Conversations, run: int, shown: Iterator[tuple[int, ...]
     rng, made = generator("benchmark", "vision", run), []
 
     def observed() -> tuple[int, ...]:
-        return (*next(shown), *rng.integers(0, 500, WORDS).tolist())
+        return (*next(shown), *rng.integers(0, VOCABULARY, WORDS).tolist())
 
     for group in range(work.groups):
-        prompt = (*rng.integers(0, 500, work.prompt).tolist(), *observed())
+        prompt = (*rng.integers(0, VOCABULARY, work.prompt).tolist(), *observed())
         for member in range(work.group_size):
             draws = generator("benchmark", "draws", run, group, member)
             made.append(FixedConversation(group, member, prompt, [observed() for _ in range(work.turns - 1)], draws))
@@ -82,6 +93,30 @@ def conversations(work: Conversations, run: int, shown: Iterator[tuple[int, ...]
 
 
 def speed(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        row, asked = ours(options, Path(folder))
+        forget_peak(torch.device(row["device"]))  # vLLM takes its place
+        answer = vllm_peer.ask(options.vllm_python, folder, asked)
+    publish([row | vllm_columns(row, answer)], options.json)
+
+
+def vllm_columns(row: dict[str, Any], answer: dict[str, Any] | str) -> dict[str, Any]:
+    """What vLLM did with the same work, beside our rates."""
+    if isinstance(answer, str):
+        return {"vLLM": answer}
+    rates = {name: answer[name]["sampled"] / answer[name]["seconds"] for name in ("pictures", "words")}
+    return {
+        "vLLM": answer["version"],
+        "vLLM tokens/s with pictures": rates["pictures"],
+        "vLLM tokens/s in words": rates["words"],
+        "faster than vLLM with pictures by": row["tokens/s with pictures"] / rates["pictures"],
+        "faster than vLLM in words by": row["tokens/s in words"] / rates["words"],
+        "vLLM start, s": answer["start"],
+    }
+
+
+def ours(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Our rates, and what vLLM is asked for; the model's files but its weights are in the folder then, and the model is gone."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = options.dtype or ("bfloat16" if device == "cuda" else "float32")
     loaded = sighted_shape(device, dtype) if options.model.startswith(SHAPE) else load_model(options.model, device=device, dtype=dtype)
@@ -90,7 +125,7 @@ def speed(options: argparse.Namespace) -> None:
     if policy.vision is None:
         raise SystemExit(f"'{options.model}' reads text only; name a model that reads images")
     work = Conversations(options.groups, options.group, options.prompt, options.response, options.turns, WORDS)
-    row: Row = {
+    row: dict[str, Any] = {
         "model": options.model,
         "device": device,
         "precision": precision(model),
@@ -110,7 +145,9 @@ def speed(options: argparse.Namespace) -> None:
             run, held = next(runs)
             words = generator("benchmark", "words", run)
             shown = (
-                (vision.expand(image) for image in held) if pictures else iter(lambda: tuple(words.integers(0, 500, patches).tolist()), ())
+                (vision.expand(image) for image in held)
+                if pictures
+                else iter(lambda: tuple(words.integers(0, VOCABULARY, patches).tolist()), ())
             )
             made = conversations(work, run, shown)
             engine.run(made, Sampling(max_tokens=work.response))
@@ -129,7 +166,36 @@ def speed(options: argparse.Namespace) -> None:
     through_tower()
     seconds, _ = best_of(options.repeats, model.device, through_tower)
     row |= {"tokens a picture": patches, "pictures/s": len(images) / seconds}
-    publish([row], options.json)
+    save_files(model, tokenizer, folder)
+    fed = patches + WORDS
+    asked = {
+        "vocabulary": VOCABULARY,
+        "dtype": precision(model),
+        "rows": work.rows,
+        "group": work.group_size,
+        "prompt": work.prompt + WORDS,
+        "response": work.response,
+        "turns": work.turns,
+        "observed": WORDS,
+        "longest": work.prompt + work.turns * (fed + work.response) + 1,
+        "repeats": options.repeats,
+        "picture": {
+            "side": options.side,
+            "tokens": patches,
+            "patches": with_placeholders(vision.expand(images[0]), vision.placeholder_id).count(vision.placeholder_id),
+            "placeholder": vision.placeholder_id,
+            "never": list(vision.never_sampled),
+        },
+    }
+    return row, asked
+
+
+def save_files(model: Any, tokenizer: Any, folder: Path) -> None:
+    """What vLLM reads of a model beside its weights."""
+    model.config.architectures = [type(model).__name__]
+    for part in (model.config, tokenizer):
+        part.save_pretrained(folder)
+    save_processor(model, folder)
 
 
 OWN_PICTURE = FrozenLake.state_image
@@ -162,7 +228,7 @@ def looks(options: argparse.Namespace) -> None:
     publish(rows, options.json)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(required=True)
     fast = parts.add_parser("speed")
@@ -173,6 +239,7 @@ def main() -> None:
         fast.add_argument(f"--{name}", type=int, default=default)
     fast.add_argument("--context", type=int, default=4096)
     fast.add_argument("--repeats", type=int, default=3)
+    fast.add_argument("--vllm-python", default=None, help="Python of an environment that has vLLM; 'none' leaves it out")
     fast.set_defaults(run=speed)
     seeing = parts.add_parser("looks")
     seeing.add_argument("agents", nargs="+", type=str)
@@ -180,7 +247,7 @@ def main() -> None:
     seeing.set_defaults(run=looks)
     for part in (fast, seeing):
         add_json_option(part)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     options.run(options)
 
 

@@ -7,6 +7,7 @@ import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ MODULES = (
     "data_loading",
     "against_transformers",
     "real_run",
+    "vision",
+    "vllm_peer",
 )
 
 
@@ -430,6 +433,43 @@ def test_the_engine_samples_what_transformers_would(tmp_path: Path, monkeypatch:
 def test_tokens_before_the_first_that_differs() -> None:
     num_equal = module("against_transformers").num_equal
     assert [num_equal((1, 2, 3), other) for other in ((1, 2, 3), (1, 9, 3), (1, 2), (4,), ())] == [3, 1, 2, 0, 0]
+
+
+def test_a_model_that_sees_and_the_work_that_vllm_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM is a stand-in that makes 4 tokens of a picture of 32 x 32 pixels, as the model does, and samples the placeholder."""
+    prompts: list[dict[str, Any]] = []
+
+    def generate(inputs: list[dict[str, Any]], sampling: Any, use_tqdm: bool) -> list[Any]:
+        prompts.extend(inputs)
+        read = [[token for token in one["prompt_token_ids"] for _ in range(4 if token == 578 else 1)] for one in inputs]
+        return [SimpleNamespace(prompt_token_ids=ids, outputs=[SimpleNamespace(token_ids=(578,) * 3)]) for ids in read]
+
+    asked: dict[str, Any] = {}
+
+    def ask(python: str | None, folder: str, work: dict[str, Any]) -> dict[str, Any]:
+        assert python == "other" and {"config.json", "preprocessor_config.json", "tokenizer.json"} <= {
+            path.name for path in Path(folder).iterdir()
+        }
+        asked.update(work)
+        monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+        workloads = module("vllm_peer").workloads(work)
+        played = {name: module("vllm_peer").play(SimpleNamespace(generate=generate), each, 0) for name, each in workloads.items()}
+        return {"version": "0", "start": 1.0, **{name: {"sampled": sampled, "seconds": 2.0} for name, (sampled, _) in played.items()}}
+
+    monkeypatch.setattr(module("vllm_peer"), "ask", ask)
+    sizes = ["--side", "32", "--groups", "2", "--group", "2", "--prompt", "9", "--response", "3", "--turns", "2", "--images", "2"]
+    [row] = run("vision", ["speed", "--model", "tiny-vl", "--device", "cpu", *sizes, "--repeats", "1", "--vllm-python", "other"], tmp_path)
+    assert row["tokens a picture"] == 4 and row["vLLM tokens/s with pictures"] == row["vLLM tokens/s in words"] == 12.0
+    assert row["faster than vLLM with pictures by"] == pytest.approx(row["tokens/s with pictures"] / 12)
+    assert [len(prompt["prompt_token_ids"]) for prompt in prompts] == [34] * 4 + [62] * 4 + [37] * 4 + [68] * 4
+    named = [prompt["multi_modal_uuids"]["image"] for prompt in prompts[:8]]
+    assert [len(names) for names in named] == [1] * 4 + [2] * 4 and len({name for names in named for name in names}) == 2 + 4
+    assert named[0] == named[1] != named[2] and [names[0] for names in named[4:]] == [names[0] for names in named[:4]]
+    assert asked["longest"] == 68 + 3 + 1
+    with pytest.raises(
+        SystemExit, match=r"vLLM read prompts of \(tokens, patches of pictures\) \[\(60, 6\)\], and the model here reads \(68, 8\)"
+    ):
+        module("vllm_peer").check_prompts([[578] * 6 + [0] * 54], asked)
 
 
 # --- bad input ---
