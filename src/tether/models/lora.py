@@ -181,9 +181,10 @@ def merge(model: PreTrainedModel) -> PreTrainedModel:
 
     for name, layer in list(model.named_modules()):
         if isinstance(layer, BaseTunerLayer):
-            dtype = layer.get_base_layer().weight.dtype
-            layer.double().merge()
-            model.set_submodule(name, layer.get_base_layer().to(dtype))
+            adapted: Any = layer
+            dtype = adapted.get_base_layer().weight.dtype
+            adapted.double().merge()
+            model.set_submodule(name, adapted.get_base_layer().to(dtype))
     model._hf_peft_config_loaded = False
     del model.peft_config
     return model.requires_grad_(True)
