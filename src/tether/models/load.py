@@ -2,7 +2,8 @@
 
 1. an embedded model (`tiny`, `tiny-vl`, `smollm2`),
 2. a path that ends in .gguf, converted to safetensors once (gguf.py),
-3. a folder in Hugging Face format (a checkpoint of a run included), or one with LoRA adapters, which names the model they belong to,
+3. a folder in Hugging Face format (a checkpoint of a run included), or one with LoRA adapters, which names the model they belong to;
+   `merged:FOLDER` is that model with the adapters worked into its weights,
 4. a Hugging Face id, from the local cache or, when online, from the hub.
 
 The tokenizer that comes back always has an end-of-turn token and a pad token. Pad may equal the end-of-turn token, so nothing
@@ -31,11 +32,11 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from tether.core.errors import ModelUnavailable, UnknownName, did_you_mean
-from tether.models.catalog import EMBEDDED, check_name, embedded_folder
+from tether.models.catalog import EMBEDDED, MERGED, check_name, embedded_folder
 from tether.models.gguf import gguf_folder, read_gguf
 from tether.models.hardware import check_device, default_device
 from tether.models.hub import hub_asked
-from tether.models.lora import adapter_folder, attach_adapters, base_name
+from tether.models.lora import adapter_folder, attach_adapters, base_name, is_lora, merge
 from tether.models.vision import check_sighted
 from tether.runs.checkpoints import MANIFEST, MODEL, STATE, check_checkpoint
 
@@ -68,6 +69,8 @@ def load_model(name: str, *, device: str | None = None, dtype: str | None = None
 
 
 def _resolve(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    if name.startswith(MERGED):
+        return _merged(name.removeprefix(MERGED), dtype)
     check_name(name)
     path = Path(name).expanduser()
     exact = name not in EMBEDDED and path.name == MODEL and any((path.parent / file).is_file() for file in (STATE, MANIFEST))
@@ -104,6 +107,15 @@ def _with_adapters(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
         with _reading(folder):
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return model, tokenizer
+
+
+def _merged(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The model of a folder of adapters, with them worked into its float32 weights, which are rounded to `dtype` as those of any plain model."""
+    model, tokenizer = _resolve(name, torch.float32)
+    if not is_lora(model):
+        raise ModelUnavailable(f"'{name}' holds no adapters to merge; leave out '{MERGED}'")
+    merge(model).name_or_path = f"{MERGED}{Path(name).expanduser().resolve()}"
+    return model.to(dtype), tokenizer
 
 
 def _from_folder(folder: Path, dtype: torch.dtype, *, exact: bool = False) -> tuple[Any, Any]:

@@ -168,17 +168,26 @@ def _replaced(start: Mapping[torch.nn.Parameter, Tensor]) -> Iterator[None]:
 def merged(model: PreTrainedModel) -> PreTrainedModel:
     """A plain copy of the model with the adapters worked into its weights, for export; without adapters, simply a copy."""
     plain = copy.deepcopy(model)
-    if not is_lora(model):
-        return plain
+    return merge(plain) if is_lora(model) else plain
+
+
+def merge(model: PreTrainedModel) -> PreTrainedModel:
+    """Work the adapters into the weights, in place; returns the model, which is a plain one then.
+
+    The sums are made in float64 and rounded once, to the type of the weights. Numbers in float16 are multiples of 2**-24, so the product of two
+    matrices saved in it is exact in float64 below 32, whatever the order of its sums: such adapters give the same bits on every machine.
+    """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    for name, layer in list(plain.named_modules()):
+    for name, layer in list(model.named_modules()):
         if isinstance(layer, BaseTunerLayer):
-            layer.merge()
-            plain.set_submodule(name, layer.get_base_layer())
-    plain._hf_peft_config_loaded = False
-    del plain.peft_config
-    return plain.requires_grad_(True)
+            adapted: Any = layer
+            dtype = adapted.get_base_layer().weight.dtype
+            adapted.double().merge()
+            model.set_submodule(name, adapted.get_base_layer().to(dtype))
+    model._hf_peft_config_loaded = False
+    del model.peft_config
+    return model.requires_grad_(True)
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:

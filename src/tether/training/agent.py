@@ -19,7 +19,7 @@ from tether.core.config import Settings, merge
 from tether.core.errors import BadInput
 from tether.core.importing import is_import_path
 from tether.envs.registry import ENVIRONMENTS, check_received, env_factory
-from tether.models.catalog import TRAINED_WORDING
+from tether.models.catalog import MERGED, TRAINED_WORDING
 from tether.models.chat_endpoint import is_endpoint
 from tether.runs.store import ABOUT, RunStore
 from tether.training.settings import RolloutSettings
@@ -66,7 +66,7 @@ class Agent:
     @classmethod
     def read(cls, model: str) -> "Agent | None":
         """Of a model folder; None where nothing is known of it. Folders of earlier versions have a run folder around them, or a record of `tether sft`."""
-        folder = Path(model)
+        folder = Path(model.removeprefix(MERGED))
         if is_endpoint(model) or not folder.is_dir():
             return None
         if (folder / AGENT).is_file():

@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.diagnostics.settings import POLICY, REFERENCE
-from tether.models.catalog import EMBEDDED, embedded_folder
+from tether.models.catalog import EMBEDDED, MERGED, embedded_folder
 from tether.models.fast.linear_logprobs import LOGIT_BYTES
 from tether.models.gguf import gguf_config
 from tether.models.hardware import available_memory, check_device, default_device
@@ -317,7 +317,7 @@ def _alternatives(settings: RunSettings, device: torch.device, plan: MemoryPlan,
 
 def shape_of(name: str) -> Shape | None:
     """The sizes of a model by any name `load_model` takes; None where its configuration cannot be had: loading it will say why."""
-    folder = adapter_folder(name)
+    folder = adapter_folder(name.removeprefix(MERGED))
     if folder is not None:
         return shape_of(base_name(folder))
     place: Any = embedded_folder(name) if name in EMBEDDED else name

@@ -198,6 +198,62 @@ def test_merging_a_model_without_adapters_copies_it(tiny: Any) -> None:
     assert plain is not tiny.model and torch.equal(_logits(plain), _logits(tiny.model))
 
 
+def _halved(folder: Path) -> dict[str, Tensor]:
+    """Round saved adapters to float16."""
+    saved = {name: tensor.half() for name, tensor in load_file(folder / "adapter_model.safetensors").items()}
+    save_file(saved, folder / "adapter_model.safetensors", {"format": "pt"})
+    return saved
+
+
+def test_merged_adapters_are_a_plain_model_by_name(trained: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the name stands for is base + scale x B A, rounded once, wherever the program runs; what is put on it names it by its whole path."""
+    save_model(trained, tmp_path / "mine")
+    saved = _halved(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    model = load_model("merged:mine", device="cpu").model
+    assert not is_lora(model) and all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in model.parameters())
+    layers = dict(tiny.model.named_parameters())
+    assert {name.removeprefix("base_model.model.").partition(".lora_")[0] + ".weight" for name in saved} < layers.keys()
+    for name, weight in model.named_parameters():
+        key = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+        exact = layers[name].detach().double()
+        if f"{key}A.weight" in saved:
+            exact = exact + saved[f"{key}B.weight"].double() @ saved[f"{key}A.weight"].double() * (8 / 4)
+        assert torch.equal(weight, exact.float()), name
+    half = load_model("merged:mine", device="cpu", dtype="bfloat16").model
+    assert all(torch.equal(weight.bfloat16(), own) for weight, own in zip(model.parameters(), half.parameters(), strict=True))
+    add_lora(half, 2, 4)
+    save_model(half, tmp_path / "further")
+    monkeypatch.chdir("/")
+    further = load_model(str(tmp_path / "further"), device="cpu").model
+    torch.testing.assert_close(_logits(further), _logits(model), rtol=0, atol=0)
+
+
+def test_the_sums_of_merging_have_no_order(small_model: Build) -> None:
+    """Adapters whose numbers float16 holds: the inner places in another order give the same bits, as another machine's product would."""
+    model = small_model("llama")
+    add_lora(model, 8, 16)
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data = (torch.randn(parameter.shape) * 10 ** torch.empty(parameter.shape).uniform_(-6, 0)).half().float()
+    other, order = copy.deepcopy(model), torch.randperm(8)
+    for name, parameter in other.named_parameters():
+        if ".lora_" in name:
+            parameter.data = parameter.data[order] if ".lora_A." in name else parameter.data[:, order]
+    pairs = list(zip(merged(model).parameters(), merged(other).parameters(), strict=True))
+    assert all(torch.equal(one, two) for one, two in pairs)
+
+
+def test_only_adapters_are_merged(tiny: Any, tmp_path: Path) -> None:
+    save_model(tiny.model, tmp_path / "plain")
+    tiny.tokenizer.save_pretrained(tmp_path / "plain")
+    with pytest.raises(ModelUnavailable, match=r"'.*plain' holds no adapters to merge; leave out 'merged:'"):
+        load_model(f"merged:{tmp_path / 'plain'}", device="cpu")
+    with pytest.raises(ModelUnavailable, match=r"model folder '.*nothing' does not exist"):
+        load_model(f"merged:{tmp_path / 'nothing'}", device="cpu")
+
+
 def test_saved_and_loaded(trained: Any, tiny: Any, tmp_path: Path) -> None:
     save_model(trained, tmp_path / "new" / "folder")
     folder = tmp_path / "new" / "folder"

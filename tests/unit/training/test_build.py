@@ -16,8 +16,11 @@ from tether.models.lora import add_lora
 from tether.models.policy import Policy
 from tether.rollout.engines.registry import make_engine
 from tether.rollout.engines.scripted import ScriptedEngine
+from tether.training.agent import Agent
 from tether.training.build import Built, build, check_engine_trains
 from tether.training.checkpoint import save_checkpoint, write_model
+from tether.training.memory import shape_of, trains_adapters
+from tether.training.resolve import resolve_settings
 from tether.training.settings import RunSettings
 
 
@@ -116,6 +119,33 @@ def test_a_run_from_adapters_starts_with_no_divergence(tmp_path: Path, tiny: Any
         reference = found.estimator._reference.logprobs(ids, mask, lengths, 1.0, 100)
         assert float(k3(start, reference).abs().max()) == 0
         assert not torch.equal(token_logprobs(found.policy, ids, mask, lengths, 1.0, max_tokens=100), start)
+
+
+def test_a_run_from_merged_adapters_trains_all_weights(tmp_path: Path, small_policy: Callable[..., str]) -> None:
+    """And counts as such; master weights, reference and critic begin at the same merged weights, and the agent is asked as it was taught."""
+    base, tokenizer = load_model(small_policy(1), device="cpu")
+    before = base.model.layers[0].mlp.up_proj.weight.clone()
+    add_lora(base, 2, 8)
+    with torch.no_grad():
+        for name, parameter in base.named_parameters():
+            if ".lora_B." in name:
+                parameter.add_(0.1)
+    write_model(tmp_path / "taught", base, tokenizer, Agent({"frozen_lake": {"few_shot": 3}}))
+    name = f"merged:{tmp_path / 'taught'}"
+    sections = {"model": {"name": name, "dtype": "bfloat16"}, "algorithm": {"name": "ppo", "kl_coef": 0.1}}
+    start = load_model(name, device="cpu").model
+    own = start.model.layers[0].mlp.up_proj.weight
+    assert not torch.equal(own, before)
+    parts = _build(**sections)
+    critic, reference = parts.learner.critic, parts.estimator._reference
+    assert critic is not None and reference is not None and reference._policy is not parts.learner.policy
+    assert all(torch.equal(a, b) for a, b in zip(reference._policy.module.parameters(), parts.policy.module.parameters(), strict=True))
+    assert torch.equal(critic.policy.module.base_model.layers[0].mlp.up_proj.weight, own.bfloat16())
+    with parts.learner.full_precision():
+        assert all(a.requires_grad and torch.equal(a, b) for a, b in zip(parts.policy.module.parameters(), start.parameters(), strict=True))
+    settings = resolve_settings(None, {"env": {"name": "frozen_lake"}, **sections}, {})
+    assert settings.env.options["few_shot"] == 3
+    assert not trains_adapters(settings) and shape_of(name) == shape_of(small_policy(1))
 
 
 def test_the_token_budget_of_the_run_is_that_of_the_alarms() -> None:
