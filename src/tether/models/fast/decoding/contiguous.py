@@ -3,7 +3,7 @@
 A model reads a range of rows as a view, so the rows of a step are moved to the front first; few change from one step to the next. Feeding
 needs no order: rows are few then and the pass is long. Texts are fed in parts of bounded size, sorted by length where they are padded.
 What several slots begin with is computed once and copied: a prompt for the members of its group, and for all prompts the instructions and examples
-that all of them begin with. A step reads these once for all rows.
+that all of them begin with. A step reads these once, a prompt for its group and instructions for all rows.
 
 Memory: all rows are as long as the longest conversation needs. Rows and positions together stay within a budget; positions grow by
 doubling inside it, and where the longest conversation needs more, there are fewer rows. When the last slot is released, all memory goes
@@ -25,7 +25,7 @@ from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.decoding.drafts import Drafts
 from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
-from tether.models.fast.decoding.rows import INITIAL_POSITIONS, LEAST_COMMON, GroupedPass, PaddedPass, RowPass, position_bytes
+from tether.models.fast.decoding.rows import INITIAL_POSITIONS, LEAST_COMMON, Common, GroupedPass, PaddedPass, RowPass, position_bytes
 from tether.models.fast.decoding.sampling import sample
 from tether.models.policy import Policy
 
@@ -70,6 +70,8 @@ class ContiguousDecoder:
         """Positions of a slot that may hold something."""
         self._beginning: list[int] = []
         """The tokens that all filled slots begin with."""
+        self._prompt: dict[int, PrefillRequest] = {}
+        """What a slot was first fed, the same object for slots that were fed together."""
         self.tokens_copied = 0
         self._drafts: Drafts | None = None
         self._most_drafted = 0
@@ -98,6 +100,7 @@ class ContiguousDecoder:
         if slot in self._row:
             del self._slot_at[self._row.pop(slot)], self._reserved[slot]
             self._filled.pop(slot, None)
+            self._prompt.pop(slot, None)
         if not self._row:
             self._cache.keys.clear()
             self._cache.values.clear()
@@ -131,6 +134,8 @@ class ContiguousDecoder:
                 if slot != request.slots[0]:
                     self._cache.copy_row(self._row[request.slots[0]], self._row[slot], filled)
                 self._filled[slot] = filled
+                if not request.start:
+                    self._prompt[slot] = request
                 if self._drafts is not None:
                     self._drafts.write(slot, request.start, request.tokens)
         place = {n: index for index, n in enumerate(order)}
@@ -151,9 +156,10 @@ class ContiguousDecoder:
         place = {slot: index for index, slot in enumerate(slots)}
         order = np.array([place[self._slot_at[row]] for row in range(len(slots))])
         ids_B = torch.tensor([last_ids[index] for index in order], device=self._device)
+        common = self._common(len(slots), min(starts))
         sampled = []
         for k in range(uniforms_BK.shape[1]):
-            features_BD = self._pass.step(ids_B, [starts[index] + k for index in order], len(self._beginning))
+            features_BD = self._pass.step(ids_B, [starts[index] + k for index in order], common)
             ids_B, logprobs_B = self._sample(features_BD, sampling, uniforms_BK[order, k])
             sampled.append((ids_B, logprobs_B))
         for slot, start in zip(slots, starts, strict=True):
@@ -251,6 +257,18 @@ class ContiguousDecoder:
         return parts
 
     # -------------------------------------------------------------------------------------------------------------- rows
+
+    def _common(self, num_rows: int, shortest: int) -> list[Common]:
+        """What the first rows have in common: all of them, and those that were fed one prompt together."""
+        sets: dict[int, list[int]] = {}
+        stop = shortest
+        for row in range(num_rows):
+            prompt = self._prompt.get(self._slot_at[row])
+            alike = sets.setdefault(-1 - row if prompt is None else id(prompt), [])
+            alike.append(row)
+            if prompt is not None and len(alike) > 1:
+                stop = min(stop, len(prompt.tokens))
+        return [Common(len(self._beginning), [range(num_rows)]), Common(stop, list(sets.values()))]
 
     def _resize(self, longest: int) -> None:
         """As many rows as there are slots, or as the budget leaves where each holds `longest` positions; the rest goes into positions."""

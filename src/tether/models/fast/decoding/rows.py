@@ -7,16 +7,17 @@ there is nothing to synchronise after an update.
 
 `PaddedPass` serves any causal language model; transformers' attention repeats the keys of grouped heads and reads a mask. `GroupedPass`
 serves the Llama family and does neither: the queries that share a key head are neighbours in one text, for which the attention kernel
-reads its keys once, and texts of a prompt are fed one behind the other, each attending to its own row only. What all rows of a step begin with
-(instructions, examples) is read once for all of them: reading the cache is most of what a step of a small model costs on a CPU.
+reads its keys once, and texts of a prompt are fed one behind the other, each attending to its own row only. What rows of a step begin with (all of
+them with instructions, the members of a group with their prompt) is read once for these rows: reading the cache is much of what a step of a small
+model costs on a CPU.
 
 Shape legend: B rows of a call, N texts that are fed, S tokens of them all, T of one or of the longest, L positions visible, D width of the
-model, V vocabulary, H query heads, K key heads, G queries per key head, W width of a head.
+model, V vocabulary, H query heads, K key heads, G queries per key head, W width of a head, P sets of rows that hold the same, M rows of such a set.
 """
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,7 +34,9 @@ from tether.models.vision import PlacesOf
 INITIAL_POSITIONS = 256
 PROBE_TOKENS = 6
 LEAST_COMMON, LEAST_ROWS = 64, 4
-"""Positions and rows from which on it is faster to read what rows have in common apart from the rest."""
+"""Positions, and rows of a set on average, from which on it is faster to read what rows have in common apart from the rest."""
+
+_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 class RowCache:
@@ -188,6 +191,24 @@ def position_bytes(policy: Policy) -> int:
     return policy.once("position bytes", measure)
 
 
+class Common(NamedTuple):
+    """What rows of a step have in common."""
+
+    stop: int
+    """No row of the step is shorter."""
+    sets: Sequence[Sequence[int]]
+    """Rows, each in one set. Those of a set hold the same in all positions before `stop`."""
+
+
+class _Stack(NamedTuple):
+    """Sets of equal size whose first rows are evenly spaced, so that one call of the kernel reads them without a copy."""
+
+    rows: slice
+    """The first row of each set."""
+    size: int
+    """Rows of a set."""
+
+
 class RowPass(Protocol):
     """Feeds rows of its cache."""
 
@@ -199,8 +220,8 @@ class RowPass(Protocol):
         """Feed a text to each of these rows, from its start on; the features [S, D] of all their tokens, one text after another."""
         ...
 
-    def step(self, ids_B: Tensor, starts: Sequence[int], common: int = 0) -> Tensor:
-        """Feed one token to each of the first rows; their features [B, D]. The first `common` positions hold the same in all of them."""
+    def step(self, ids_B: Tensor, starts: Sequence[int], common: Sequence[Common] = ()) -> Tensor:
+        """Feed one token to each of the first rows; their features [B, D]. The sets in `common` become smaller, and longer alike."""
         ...
 
 
@@ -228,7 +249,7 @@ class PaddedPass:
         features_NTD = self._decoder.extend(rows_N, ids_NT.to(self._device), starts_N, lengths_N, places)
         return features_NTD[torch.arange(ids_NT.shape[1], device=self._device) < lengths_N[:, None]]
 
-    def step(self, ids_B: Tensor, starts: Sequence[int], common: int = 0) -> Tensor:
+    def step(self, ids_B: Tensor, starts: Sequence[int], common: Sequence[Common] = ()) -> Tensor:
         places: Tensor | None = None
         if self._places is not None:
             places = torch.from_numpy(self.cache.places.of_words(range(len(starts)), starts)).to(self._device)[:, None]
@@ -257,14 +278,17 @@ class GroupedPass:
             positions_S = torch.from_numpy(self.cache.places.of_texts(self._places, rows, starts, texts)).to(self._device)
         return self._backbone.features(ids_S, positions_S, self._to_texts(rows, starts, ends))
 
-    def step(self, ids_B: Tensor, starts: Sequence[int], common: int = 0) -> Tensor:
+    def step(self, ids_B: Tensor, starts: Sequence[int], common: Sequence[Common] = ()) -> Tensor:
         starts_B = torch.tensor(starts, device=self._device)
         places_B = starts_B
         if self._places is not None:
             places_B = torch.from_numpy(self.cache.places.of_words(range(len(starts)), starts)).to(self._device)
-        if common < LEAST_COMMON or len(starts) < LEAST_ROWS or not self._splits():
-            common = 0
-        return self._backbone.features(ids_B, places_B, self._to_rows(starts_B, max(starts) + 1, min(starts) == max(starts), common))
+        parts: list[_CommonPart] = []
+        for stop, sets in common if self._splits() else ():
+            start = parts[-1].stop if parts else 0
+            if stop - start >= LEAST_COMMON and len(starts) >= LEAST_ROWS * len(sets):
+                parts.append(_CommonPart(self.cache, self._backbone.scale, start, stop, sets))
+        return self._backbone.features(ids_B, places_B, self._to_rows(starts_B, max(starts) + 1, min(starts) == max(starts), parts))
 
     def _splits(self) -> bool:
         """Whether attention can be computed in two parts, here by torch's kernel for CPUs, which takes a mask."""
@@ -299,31 +323,74 @@ class GroupedPass:
 
         return attend
 
-    def _to_rows(self, starts_B: Tensor, visible: int, all_alike: bool, common: int) -> Attend:
-        """Attention of one new token per row to its row; a mask only where lengths differ. Where rows have positions in common, all their queries
-        attend to those of the first row, and each to the rest of its own; the log-sum-exp of both parts merges them into the softmax over all."""
+    def _to_rows(self, starts_B: Tensor, visible: int, all_alike: bool, parts: Sequence["_CommonPart"]) -> Attend:
+        """Attention of one new token per row to its row; a mask only where lengths differ. What rows have in common comes in parts of its own; the
+        log-sum-exp of each part merges them into the softmax over all."""
         backbone, rows_B = self._backbone, torch.arange(len(starts_B), device=self._device)
+        begin = parts[-1].stop if parts else 0
         mask_B11L: Tensor | None = None
         if not all_alike:
-            mask_B11L = torch.arange(common, visible, device=self._device) <= starts_B[:, None, None, None]
-            if common:  # the kernel adds its mask
+            mask_B11L = torch.arange(begin, visible, device=self._device) <= starts_B[:, None, None, None]
+            if parts:  # the kernel adds its mask
                 mask_B11L = torch.zeros(mask_B11L.shape, dtype=backbone.model.dtype).masked_fill_(~mask_B11L, -torch.inf)
 
         def attend(layer: int, query_BHW: Tensor, key_BKW: Tensor, value_BKW: Tensor) -> Tensor:
             keys, values = self.cache.layer(layer, key_BKW[:, :, None], value_BKW[:, :, None])
             keys[rows_B, :, starts_B], values[rows_B, :, starts_B] = key_BKW, value_BKW
             query_BKGW = query_BHW.unflatten(1, (backbone.num_kv_heads, -1))
-            key_BKLW, value_BKLW = (buffer[: len(rows_B), :, common:visible] for buffer in (keys, values))
-            if not common:
+            key_BKLW, value_BKLW = (buffer[: len(rows_B), :, begin:visible] for buffer in (keys, values))
+            if not parts:
                 mixed_BKGW = scaled_dot_product_attention(query_BKGW, key_BKLW, value_BKLW, attn_mask=mask_B11L, scale=backbone.scale)
                 return mixed_BKGW.flatten(1, 2)
-            kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-            own_BKGW, own_BKG = kernel(query_BKGW, key_BKLW, value_BKLW, attn_mask=mask_B11L, scale=backbone.scale)
-            folded_1KNW = query_BKGW.transpose(0, 1).flatten(1, 2)[None]
-            first_1KNW, first_1KN = kernel(folded_1KNW, keys[:1, :, :common], values[:1, :, :common], scale=backbone.scale)
-            first_BKGW = first_1KNW[0].unflatten(1, (len(rows_B), -1)).transpose(0, 1)
-            first_BKG = first_1KN[0].unflatten(1, (len(rows_B), -1)).transpose(0, 1)
-            share_BKG1 = torch.sigmoid(first_BKG - own_BKG)[..., None]
-            return torch.lerp(own_BKGW.float(), first_BKGW.float(), share_BKG1.float()).to(query_BHW.dtype).flatten(1, 2)
+            mixed_BKGW, sums_BKG = _kernel(query_BKGW, key_BKLW, value_BKLW, attn_mask=mask_B11L, scale=backbone.scale)
+            for part in parts:
+                common_BKGW, common_BKG = part.attend(layer, query_BKGW)
+                share_BKG1 = torch.sigmoid(common_BKG - sums_BKG)[..., None]
+                mixed_BKGW = torch.lerp(mixed_BKGW.float(), common_BKGW.float(), share_BKG1.float())
+                if part is not parts[-1]:
+                    sums_BKG = torch.logaddexp(sums_BKG, common_BKG)
+            return mixed_BKGW.to(query_BHW.dtype).flatten(1, 2)
 
         return attend
+
+
+class _CommonPart:
+    """Attention of a step to positions which rows have in common, read once for the rows of a set: their queries are folded into one text."""
+
+    def __init__(self, cache: RowCache, scale: float, start: int, stop: int, sets: Sequence[Sequence[int]]) -> None:
+        self.start, self.stop = start, stop
+        self._cache, self._scale = cache, scale
+        ordered = sorted(sets, key=lambda rows: (len(rows), rows[0]))
+        order = [row for rows in ordered for row in rows]
+        self._is_sorted = order == sorted(order)
+        self._order_B = torch.tensor(order)
+        self._back_B = self._order_B.argsort()
+        self._stacks: list[_Stack] = []
+        for rows in ordered:
+            self._add(rows[0], len(rows))
+
+    def _add(self, first: int, size: int) -> None:
+        if self._stacks and self._stacks[-1].size == size:
+            rows = self._stacks[-1].rows
+            num_sets = len(range(rows.start, rows.stop, rows.step))
+            step = first - rows.start if num_sets == 1 else rows.step
+            if first == rows.start + num_sets * step:
+                self._stacks[-1] = _Stack(slice(rows.start, first + 1, step), size)
+                return
+        self._stacks.append(_Stack(slice(first, first + 1, 1), size))
+
+    def attend(self, layer: int, query_BKGW: Tensor) -> tuple[Tensor, Tensor]:
+        """What the positions give [B, K, G, W], and the log-sum-exp of the scores [B, K, G]."""
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        query_BKGW = query_BKGW if self._is_sorted else query_BKGW[self._order_B]
+        mixed, sums, first = [], [], 0
+        for rows, size in self._stacks:
+            key_PKLW, value_PKLW = (buffer[rows, :, self.start : self.stop] for buffer in (keys, values))
+            query_PMKGW = query_BKGW[first : first + len(key_PKLW) * size].unflatten(0, (-1, size))
+            folded_PKNW = query_PMKGW.transpose(1, 2).flatten(2, 3)
+            out_PKNW, sums_PKN = _kernel(folded_PKNW, key_PKLW, value_PKLW, scale=self._scale)
+            mixed.append(out_PKNW.unflatten(2, (size, -1)).transpose(1, 2).flatten(0, 1))
+            sums.append(sums_PKN.unflatten(2, (size, -1)).transpose(1, 2).flatten(0, 1))
+            first += len(query_PMKGW) * size
+        mixed_BKGW, sums_BKG = (x[0] if len(x) == 1 else torch.cat(x) for x in (mixed, sums))
+        return (mixed_BKGW, sums_BKG) if self._is_sorted else (mixed_BKGW[self._back_B], sums_BKG[self._back_B])

@@ -241,6 +241,51 @@ def test_a_step_that_reads_a_beginning_once_is_a_step(name: str, small_model: Ca
         np.testing.assert_allclose(found[0].logprobs_BK, found[1].logprobs_BK, atol=2e-5)
 
 
+@pytest.fixture
+def read_once(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, list[list[int]]]]:
+    """(first position, the one after the last, sets of rows) of all that is read once."""
+    found = []
+
+    class Noted(rows._CommonPart):
+        def __init__(self, cache: Any, scale: float, start: int, stop: int, sets: Any) -> None:
+            super().__init__(cache, scale, start, stop, sets)
+            found.append((start, stop, [list(alike) for alike in sets]))
+
+    monkeypatch.setattr(rows, "_CommonPart", Noted)
+    return found
+
+
+@pytest.mark.usefixtures("short_beginnings")
+def test_members_of_a_group_read_their_prompt_once(journal: Callable[..., Journal], read_once: list[Any]) -> None:
+    """Groups of several sizes whose prompts differ in length, while rows move, continue and end; with and without a beginning of all prompts."""
+    j = journal()
+    grouped = not j.decoder._pass.pads
+    j.feed((0, 2), (1, 4, 5), (3,), lengths=(9, 14, 12))
+    j.decode(0, 1, 2, 3, 4, 5)
+    assert read_once == ([(0, 9, [[0, 2], [1, 4, 5], [3]])] if grouped else [])
+    j.feed((2,), (1,), lengths=(3, 6))
+    j.decode(5, 0, 4, 2, count=2)  # moves a row between those of two groups
+    j.decode(5, 1, 4, 2, 0, 3)
+    j.release(3)
+    j.feed((3,), lengths=(4,))  # shorter than what groups have in common
+    read_once.clear()
+    j.decode(0, 1, 2, 3, 4, 5)
+    assert not grouped or [stop for _, stop, _ in read_once] == [4]
+    j.release(4)
+    j.adopt(4, 0, 7)
+    j.feed((4,), lengths=(11,))  # a slot that belonged to another group
+    j.decode(4, 1, 5)
+    j.decode(5, 1, 2, 0)
+    j.release(0, 1, 2, 3, 4, 5)
+    read_once.clear()
+    j.beginning = j.words(8)
+    j.feed((1, 0), (2, 4), (5, 3), lengths=(5, 5, 9))
+    j.decode(0, 1, 2, 3, 4, 5, count=2)
+    assert not grouped or [(start, stop, len(sets)) for start, stop, sets in read_once[:2]] == [(0, 8, 1), (8, 13, 3)]
+    j.feed((3,), lengths=(2,))
+    j.decode(5, 4, 3, 2, 1, 0)
+
+
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_random_walk_within_a_budget(journal: Callable[..., Journal], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for 90 positions in all: rows become fewer and more, positions more and fewer, and memory never exceeds the budget."""
