@@ -88,6 +88,8 @@ class Plan(Settings):
     """Arms that are run under other seeds than the rest."""
     settings: dict[str, Any] = {}
     """Settings in which all runs of the experiment differ from those of the scale; an arm's own go before them."""
+    environment_settings: dict[str, dict[str, Any]] = {}
+    """Environment to further settings in which its runs differ in this experiment."""
     targets: dict[str, Target] = {}
     """Environment to the level and the budget that the `spent/..._level` and `..._budget` quantities are about."""
 
@@ -201,8 +203,12 @@ class Library:
         ]
 
     def cells(self, name: str, scale: str, seeds: Sequence[int] | None = None) -> list[Cell]:
-        """Every cell that an experiment reads: its own and those of the experiments it names, each once."""
-        found = {cell.id: cell for source in (name, *self.grids[name].reads) for cell in self.own_cells(source, scale, seeds)}
+        """Every cell that an experiment reads: its own and those of the experiments it names, each once. Where two of these run an arm with other
+        settings, those of the first count: a seed of an arm is never there twice."""
+        found: dict[tuple[str, str, int], Cell] = {}
+        for source in (name, *self.grids[name].reads):
+            for cell in self.own_cells(source, scale, seeds):
+                found.setdefault((cell.env, cell.arm, cell.seed), cell)
         return list(found.values())
 
     def cell(self, scale: str, env: str, arm: str, seed: int, name: str | None = None) -> Cell:
@@ -228,7 +234,8 @@ class Library:
 def _cell(library: Library, scale: str, env: str, arm: str, seed: int, name: str | None) -> Cell:
     chosen = library.scale(scale)
     probe = library.shared.probe
-    own = [library.grids[name].scales[scale].settings] if name is not None else []
+    plan = library.grids[name].scales[scale] if name is not None else None
+    own = [plan.settings, plan.environment_settings.get(env, {})] if plan is not None else []
     of_arm = [library.arms[arm].settings, chosen.arms.get(arm, {})]
     layers = [chosen.settings, {"env": {"name": env}}, chosen.environments[env], probe.settings, *own, *of_arm, {"seed": seed}]
     if library.smoke:
@@ -272,6 +279,7 @@ def _problems(library: Library) -> Iterable[str]:
                 yield from _unknown(f"{where} scale {at}", plan.environments, library.shared.scales[at].environments)
             yield from _unknown(f"{where} scale {at}", [*(plan.arms or []), *plan.fewer_seeds], grid.arms)
             yield from _unknown(f"{where} scale {at} targets", plan.targets, plan.environments)
+            yield from _unknown(f"{where} scale {at} environment_settings", plan.environment_settings, plan.environments)
         read = [library.grids[other] for other in (name, *grid.reads) if other in library.grids]
         arms = {arm for source in read for arm in source.arms}
         environments = {env for source in read for plan in source.scales.values() for env in plan.environments}

@@ -61,6 +61,21 @@ def test_an_experiment_may_differ_at_a_scale_and_an_arm_may_have_fewer_seeds(
     assert changed.in_small("one").own_cells("one", "tiny")[0].settings["evaluation"] == {"every": 3}
 
 
+def test_an_experiment_may_differ_in_an_environment_and_no_seed_of_an_arm_is_read_twice(
+    tmp_path: Path, files: Files, write_experiments: Write
+) -> None:
+    """Cells of two warm starts, say: who reads both has of every seed of an arm that of the first, and of the second what the first does not run."""
+    own = {"environments": ["sokoban", "frozen_lake"], "seeds": "0-2", "environment_settings": {"sokoban": {"steps": 60}}}
+    files["one"]["scales"]["tiny"] = {**own, "seeds": "0-3"}
+    files["two"] |= {"arms": ["none"], "scales": {"tiny": {**own, "environment_settings": {"sokoban": {"steps": 90}}}}}
+    library = read_library(write_experiments(tmp_path, files))
+    assert {(cell.env, cell.steps) for cell in library.own_cells("one", "tiny")} == {("sokoban", 60), ("frozen_lake", 30)}
+    read = library.cells("two", "tiny")
+    assert len(read) == len({(cell.env, cell.arm, cell.seed) for cell in read}) == 2 * 2 * 4
+    assert {(cell.arm, cell.seed) for cell in read if cell.steps == 90} == {("none", 0), ("none", 1), ("none", 2)}
+    assert {cell.arm for cell in read if cell.seed == 3} == {"none", "top_p"}
+
+
 def test_smoke_is_one_environment_two_arms_and_small_runs(library: Library) -> None:
     for name in ("one", "two"):
         small = library.in_small(name)
@@ -78,6 +93,7 @@ def test_smoke_is_one_environment_two_arms_and_small_runs(library: Library) -> N
         (("one", "scales", "tiny", "fewer_seeds"), {"top_q": "0-1"}, "did you mean 'top_p'"),
         (("one", "scales", "tiny", "fewer_seeds"), {"top_p": "1-0"}, "seeds are '1-0'"),
         (("one", "scales", "tiny", "targets"), {"lake": {"level": 0.5, "million_tokens": 1}}, "targets names 'lake'"),
+        (("one", "scales", "tiny", "environment_settings"), {"lake": {}}, "environment_settings names 'lake'"),
         (("one", "table"), ["peak validation/succes"], "validation/success"),
         (("one", "claims", 0, "rule", "contrast"), {"top_pp": 1}, "did you mean 'top_p'"),
         (("one", "claims", 0, "rule", "environments"), ["lake"], "names 'lake'"),
