@@ -595,10 +595,15 @@ def test_diverged_weights_are_an_error_of_the_request_and_the_server_lives(chang
     update = _start(url, "1")
     _send(url, update, {name: torch.full_like(tensor, float("nan")) for name, tensor in _named(tiny.model).items()})
     _post(url, f"/finish_weight_update{update}")
+    assert httpx.get(f"{url}/ready").status_code == 200, "nothing was computed with them yet"
     assert "weights have diverged" in _refused(url, "/v1/completions", 500, prompt=PROMPT)
+    unready = httpx.get(f"{url}/ready")
+    assert (unready.status_code, httpx.get(f"{url}/health").status_code) == (503, 200)
+    assert "the weights of version '1' are not finite; publish others" in unready.text
     update = _start(url, "2")
     _send(url, update, _named(tiny.model))
     _post(url, f"/finish_weight_update{update}")
+    assert httpx.get(f"{url}/ready").status_code == 200
     assert _version(url) == "2"
 
 

@@ -69,7 +69,7 @@ def make_app(served: ServedModel, token: str | None = None) -> "FastAPI":
     _add_information_routes(app, served)
     _add_generation_routes(app, served)
     _add_weight_routes(app, served, token)
-    telemetry = Telemetry(health=served.thread.problem, ready=lambda: _swapping(served), begins=GENERATION_PATHS)
+    telemetry = Telemetry(health=served.thread.problem, ready=lambda: _unready(served), begins=GENERATION_PATHS)
     served.thread.report(telemetry)
     telemetry.gauge("tether_weights_version", "The number at the end of the label of the weights.", lambda: served.version_number)
     telemetry.gauge("tether_weights_age_seconds", "Since these weights were put in place.", lambda: time.time() - served.weights_since)
@@ -78,8 +78,12 @@ def make_app(served: ServedModel, token: str | None = None) -> "FastAPI":
     return app
 
 
-def _swapping(served: ServedModel) -> str | None:
-    return "new weights are being put in place; requests wait until they are" if served.is_swapping else None
+def _unready(served: ServedModel) -> str | None:
+    if served.is_swapping:
+        return "new weights are being put in place; requests wait until they are"
+    if served.thread.diverged:
+        return f"the log-probs of the weights of version '{served.version}' are not finite; publish others"
+    return None
 
 
 async def _read(request: "Request", kind: type[B], most: int = MAX_JSON) -> B:

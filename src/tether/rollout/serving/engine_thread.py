@@ -14,6 +14,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from tether.core.errors import DivergedModel
 from tether.core.http import Refusal
 from tether.core.protocols import EngineStatistics
 from tether.core.telemetry import STUCK_SECONDS, Telemetry
@@ -49,6 +50,8 @@ class EngineThread:
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._unfinished: set[ResponseRequest] = set()
         self._closed = False
+        self.diverged = False
+        """The latest batch ended because log-probs are not finite: the server is not ready until a batch goes well, or weights are replaced."""
         self._thread = threading.Thread(target=self._work, daemon=True, name="engine")
         self._thread.start()
 
@@ -161,7 +164,9 @@ class EngineThread:
             self._played, self._engine.statistics = self.statistics, EngineStatistics()
         try:
             self._engine.play(self._queue)
+            self.diverged = False
         except COMPUTE_ERRORS as error:
+            self.diverged = isinstance(error, DivergedModel)
             with self._changed:
                 self._queue.clear()
                 self._held.clear()

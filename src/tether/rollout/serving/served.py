@@ -335,7 +335,7 @@ class ServedModel:
             self._engine.forget()
             update.apply()
             self.version, self._update, self.abandoned = update.version, None, None
-            self.weights_since = time.time()
+            self.weights_since, self.thread.diverged = time.time(), False
             self.updates["applied"] += 1
 
         update.check_complete()
