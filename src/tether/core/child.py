@@ -54,7 +54,7 @@ for sign, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
     except (ProcessLookupError, subprocess.TimeoutExpired):
         pass
 """
-"""The program of the guard: `python -c GUARD COMMAND ...`, with its end of the socket, or a pipe, as its standard input."""
+"""The program of the guard: `python -P -c GUARD COMMAND ...`, with its end of the socket, or a pipe, as its standard input."""
 
 Channel = Literal["stdio", "descriptor", "guard"]
 """Where the child has its end of the socket: as its standard input and output; as a descriptor whose number is its last argument; or its guard
@@ -82,7 +82,7 @@ class Child:
         self._said = b""
         streams: dict[str, Any] = {"stdin": theirs, "stdout": theirs if channel == "stdio" else stdout}
         if channel == "guard":
-            command = [sys.executable, "-c", GUARD, *command]
+            command = [sys.executable, "-P", "-c", GUARD, *command]  # -P: without the current folder, which may hold modules of these names
         elif channel == "descriptor":
             command = [*command, str(theirs.fileno())]
             streams |= {"stdin": subprocess.DEVNULL, "pass_fds": [theirs.fileno()]}

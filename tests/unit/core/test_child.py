@@ -72,6 +72,16 @@ def test_a_guarded_command_gets_ctrl_c_and_ends_with_the_socket(tmp_path: Path) 
     assert _gone(process)
 
 
+def test_a_guard_does_not_take_a_file_of_the_current_folder_for_a_module(tmp_path: Path) -> None:
+    (tmp_path / "subprocess.py").write_text("raise SystemExit('a file of the current folder was run')")
+    child = Child(["touch", "done"], "guard", folder=str(tmp_path))
+    deadline = time.monotonic() + 60
+    while child.exit_code is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert child.exit_code == 0 and (tmp_path / "done").exists()
+    child.close()
+
+
 def test_a_child_ends_with_its_parent_also_when_that_is_killed() -> None:
     code = (
         "import sys, time; from tether.core.child import Child\n"

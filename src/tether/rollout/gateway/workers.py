@@ -47,7 +47,7 @@ class _Worker:
     """One process, seen from here. A thread reads what it says and another writes, so that the engine's thread never waits for it."""
 
     def __init__(self, made: bytes, heard: "queue.SimpleQueue[tuple[_Worker, Any]]") -> None:
-        self.child = Child([sys.executable, "-c", f"from {__name__} import main; main()"], "descriptor", stdout=None, stderr=None)
+        self.child = Child([sys.executable, "-P", "-c", f"from {__name__} import main; main()"], "descriptor", stdout=None, stderr=None)
         self._pipe = Connection(self.child.connection.detach())
         self._heard = heard
         self.playing: dict[int, EpisodeSeeds] = {}

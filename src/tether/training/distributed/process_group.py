@@ -11,6 +11,7 @@ import math
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -213,7 +214,8 @@ def launch(num_ranks: int, words: Sequence[str]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.disable(logging.WARNING)
     try:
-        run(parse_args(["--standalone", f"--nproc-per-node={num_ranks}", "-m", "tether", *words]))
+        command = [sys.executable, "-P", "-u", "-m", "tether", *words]  # -P: without the current folder, as the command itself
+        run(parse_args(["--standalone", f"--nproc-per-node={num_ranks}", "--no-python", *command]))
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except ChildFailedError as error:

@@ -97,7 +97,7 @@ class ServerActor:
     def _start_tether(self, plan: ServerPlan) -> str | None:
         host = node_ip()
         port = free_port(host)
-        command = [sys.executable, "-m", "tether", *plan.words, "--host", host, "--port", str(port)]
+        command = [sys.executable, "-P", "-m", "tether", *plan.words, "--host", host, "--port", str(port)]
         process = _Child(command, {"TETHER_TOKEN": plan.token}, plan.folder if Path(plan.folder).is_dir() else None)
         address, deadline = f"http://{host}:{port}", time.monotonic() + plan.start_timeout
         while not is_healthy(address):
@@ -158,7 +158,7 @@ class LearnerActor:
         if not Path(folder).is_dir():
             return f"the machine {node_ip()} has no folder '{folder}'; start from one that all machines share"
         placed = {PLACEMENT_VARIABLE: str(self._folder / "addresses.json")}
-        self._child = _Child([sys.executable, "-m", "tether", *words], {**environment, **placed}, folder, keep_output=True)
+        self._child = _Child([sys.executable, "-P", "-m", "tether", *words], {**environment, **placed}, folder, keep_output=True)
         return ""
 
     def poll(self) -> tuple[int | None, list[str], list[str]]:
