@@ -463,7 +463,7 @@ def test_an_old_vllm_is_refused_with_what_it_lacks(proxy: Any, policy: Policy) -
     proxy.missing, proxy.off = proxy.missing[1:], proxy.missing[:1]  # as vLLM answers without --enable-scale-out
     engine = _engine(proxy.url, policy)
     assert engine.backend == "server (completions)"
-    with pytest.raises(EngineUnavailable, match=r"takes no weights .*; start tether serve, or vLLM with VLLM_SERVER_DEV_MODE=1"):
+    with pytest.raises(BadInput, match=r"takes no weights .*; start tether serve, or vLLM with VLLM_SERVER_DEV_MODE=1"):
         engine.sync()
 
 

@@ -307,9 +307,10 @@ class ServerConnection:
 
     def publish(self, weights: Mapping[str, Tensor], version: str) -> None:
         """Give the server new weights."""
+        refusal = BadInput if self.num_published == 0 else EngineUnavailable  # what never fitted is not worth a further attempt
         try:
             if self._publisher is None and self.dialect.weights is None:
-                raise EngineUnavailable(
+                raise refusal(
                     f"the server at {self.address} ({self.dialect.name}) cannot take weights; train with rollout.engine=native"
                 )
             if self._publisher is None:
@@ -318,7 +319,7 @@ class ServerConnection:
             self._publisher.publish(self.endpoint, weights, version)
             self.num_published += 1
         except NoSuchRoute as error:
-            raise EngineUnavailable(
+            raise refusal(
                 f"the server at {self.address} takes no weights ({error}); start tether serve, or vLLM with VLLM_SERVER_DEV_MODE=1 and "
                 '--weight-transfer-config \'{"backend": "tether"}\''
             ) from error
@@ -326,8 +327,7 @@ class ServerConnection:
             raise
         except BadInput as error:  # another model: names or shapes differ; or another publisher
             advice = "" if self.dialect.weights == "tether" else "; the server must serve the model that is trained"
-            is_new = self.num_published == 0 and not isinstance(error, Conflict)  # what never fitted is not worth a further attempt
-            raise (BadInput if is_new else EngineUnavailable)(f"{error}{advice}") from error
+            raise (EngineUnavailable if isinstance(error, Conflict) else refusal)(f"{error}{advice}") from error
 
     def verify(self, probe: Probe, label: str) -> None:
         """Score the probe on the server; what differs from the learner ends the run."""
