@@ -852,7 +852,9 @@ def test_the_launcher_says_which_rank_was_killed(tmp_path: Path) -> None:
     pairs = ["rollout.num_groups=2", "rollout.group_size=2", "model.device=cpu", "diagnosis.every=0", "checkpoint.every=1", *QUICK]
     words = ["train", "frozen_lake", "--gpus", "2", "--steps", "999", "--filter", "all", "--out", str(out)]
     words += [word for pair in pairs for word in ("--set", pair)]
-    (tmp_path / "yaml.py").write_text("raise SystemExit('a file of the current folder was run')")  # ranks find the modules that the command finds
+    (tmp_path / "yaml.py").write_text(
+        "raise SystemExit('a file of the current folder was run')"
+    )  # ranks find the modules that the command finds
     command = [sys.executable, "-P", "-m", "tether", *words]
     running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while running.poll() is None and not (out / "checkpoints" / "step_000001").exists():

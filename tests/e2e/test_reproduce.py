@@ -36,7 +36,13 @@ def _times() -> dict[Path, int]:
 def test_an_interrupted_cell_is_resumed_and_a_finished_one_is_not_run_again(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(EXPERIMENTS, tmp_path / "experiments", ignore=shutil.ignore_patterns("cells", "results")))
     shared = yaml.safe_load((folder / "scales.yaml").read_text(encoding="utf-8"))
-    shared["scales"]["tiny"]["settings"] = {**shared["smoke"], "steps": 4, "diagnosis": {"every": 0}, "filter": {"strategy": "all"}}
+    shared["scales"]["tiny"]["settings"] = {
+        **shared["smoke"],
+        "rollout": {**shared["smoke"]["rollout"], "group_size": 4},
+        "steps": 4,
+        "diagnosis": {"every": 0},
+        "filter": {"strategy": "all"},
+    }
     (folder / "scales.yaml").write_text(yaml.safe_dump(shared, sort_keys=False), encoding="utf-8")
     rule = {"kind": "correlation", "x": "last rollout/success", "y": "last validation/success"}
     plan = {"environments": ["countdown"], "seeds": "0"}

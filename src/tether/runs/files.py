@@ -29,6 +29,7 @@ _DRAFT_NAME = re.compile(rf"\..+\.[0-9a-f]{{16}}{re.escape(DRAFT)}", re.DOTALL)
 _REMEDIES = {
     errno.ENOSPC: "free some space, then continue with --resume",
     errno.EDQUOT: "free some of your quota, then continue with --resume",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), then continue with --resume",
     errno.EACCES: "make it writable or choose another --out",
     errno.EROFS: "choose another --out",
     errno.ELOOP: "it is a symbolic link, which a run does not write through; put a plain file or folder in its place",

@@ -391,9 +391,8 @@ def test_a_scorer_that_cannot_read_does_not_call_it_collapse(
     judge = tiny_judge if scorer is None else dataclasses.replace(tiny_judge, scorer=scorer)
     found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("frozen_lake", 24), write, 1)), judge, prompts=9, samples=8)
     assert found.verdict.code is VerdictCode.CANNOT_BE_TOLD, found.verdict
-    assert found.verdict.reasons[0].startswith(
-        "It cannot be told with this judge: under every prompt it finds the text no likelier than counts of its tokens"
-    )
+    why = "It cannot be told with this judge: under every prompt it finds the text no likelier than counts of its tokens"
+    assert any(reason.startswith(why) for reason in found.verdict.reasons), found.verdict
     measured = found.document()["windows"][0]["measured"]
     assert not measured["scorer"]["is_read"] and measured["scorer"]["nats"] > measured["scorer"]["unigram_nats"]
 

@@ -199,13 +199,13 @@ def test_environments_are_played_by_their_workers(tiny: Any, chat: Any) -> None:
         with serving("frozen_lake", allow=["*"]) as second:
             places[:] = [first, second]
             assert _rewards(play()) == _rewards(alone)
-            assert pool._places == {0: [first, second]}
+            assert pool._addresses == {0: [first, second]}
         assert _rewards(play()) == _rewards(alone)
-        assert pool._places == {0: [first]}
+        assert pool._addresses == {0: [first]}
     with serving("frozen_lake", allow=["*"]) as third, EnvPool([spec]) as pool:
         threading.Timer(0.6, lambda: places.__setitem__(slice(None), [third])).start()
         found = play_plan(pool, PLAN, engine, chat, SAMPLING, RULES, error_retries=0)
-        assert _rewards(found) == _rewards(alone) and pool._places == {0: [third]}
+        assert _rewards(found) == _rewards(alone) and pool._addresses == {0: [third]}
     assert _tokens(found) == _tokens(alone) and found[0].env == "frozen_lake"
 
 

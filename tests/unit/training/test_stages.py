@@ -324,9 +324,10 @@ def test_out_of_memory_in_the_diagnosis_is_on_the_record_and_training_continues(
     """The other numbers and the weights are those of a run that does not diagnose."""
     monkeypatch.setattr(monitor, "cross_score", _out_of_memory)
     longer = {
+        "model": {"name": "tiny"},
         "env": {"name": "frozen_lake", "options": {"max_turns": 1}},
         "rollout": {"max_tokens": 48},
-    }  # different prompts, closed reasoning
+    }  # different prompts, and a model that closes its reasoning
     trainer, plain = (_run(tmp_path / name, steps=2, diagnosis={"every": every}, **longer) for name, every in (("run", 2), ("plain", 0)))
     first, second = trainer.store.steps()[1:]
     cause = "failed: out of memory in the diagnosis (Tried to allocate 2.00 GiB); lower diagnosis.budget or set diagnosis.every=0"
