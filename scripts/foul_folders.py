@@ -27,6 +27,8 @@ import numpy as np
 from kill_many import KILLED, Trial, attempt
 from torture_part import Part
 
+from tether.runs.dashboard.catalogue import RESCAN_SECONDS
+
 COMMAND_SECONDS, PAGE_SECONDS = 40.0, 10.0
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202egnp.exe\x9b31m<script>alert(1)</script>[link=file:///]x[/link]\x00\ud800"
 RAW = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -129,6 +131,7 @@ def folders(part: Part) -> None:
     runs = part.folder / "runs"
     shutil.copytree(reference, runs / "whole")
     with _dashboard(part, runs) as api:
+        time.sleep(RESCAN_SECONDS)  # it has just looked for runs, and does not again so soon
         while part.has_time:
             run = runs / "foul"
             shutil.copytree(reference, run)
