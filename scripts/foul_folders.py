@@ -25,9 +25,8 @@ import httpx
 import numpy as np
 
 from kill_many import KILLED, Trial, attempt
-from torture_part import Part
-
 from tether.runs.dashboard.catalogue import RESCAN_SECONDS
+from torture_part import Part
 
 COMMAND_SECONDS, PAGE_SECONDS = 40.0, 10.0
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202egnp.exe\x9b31m<script>alert(1)</script>[link=file:///]x[/link]\x00\ud800"
