@@ -21,6 +21,7 @@ import threading
 import time
 from calendar import timegm
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate
 from typing import Literal, Self
@@ -37,6 +38,8 @@ LATER = (429, 502, 503)
 """Statuses after which a request is sent again."""
 KEEP_ALIVE = 30.0
 """Seconds that an unused connection is kept; shorter than servers keep theirs, so that it is seldom found closed."""
+MOST_KEPT = 128
+"""Unused connections to a server."""
 PIECE_BYTES = 2**20
 """A large body is handed over in pieces: of what it is given at once, httpx copies the whole rest after every write to the socket."""
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
@@ -131,11 +134,10 @@ class HttpClient:
         self.base, self.timeout = url.rstrip("/"), timeout
         self.token = None if not token else checked_token(token)
         self._later, self._most_bytes, self._parallel = tuple(later), most_bytes, parallel
-        self._own: httpx.Client | None = None
+        self._own: Connections | None = None
 
     def __enter__(self) -> Self:
-        limits = httpx.Limits(max_connections=self._parallel, max_keepalive_connections=self._parallel)
-        self._own = _connections(self.base, limits)
+        self._own = Connections(self.base, most=self._parallel)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -210,7 +212,7 @@ class HttpClient:
     def _attempt(
         self, method: str, path: str, content: bytes | None, content_type: str, query: Mapping[str, str] | None, deadline: float
     ) -> Reply:
-        client = self._own or _shared_connections(self.base)
+        connections = self._own or _shared_connections(self.base)
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         body: bytes | Iterator[bytes] | None = content
         if content is not None:
@@ -219,16 +221,17 @@ class HttpClient:
         left = max(0.001, deadline - time.monotonic())
         data, began = bytearray(), None
         try:
-            with client.stream(method, self.base + path, content=body, params=query, headers=headers, timeout=left) as response:
-                began = Reply(response.status_code, b"", response.headers)
-                for chunk in response.iter_bytes():
-                    data += chunk
-                    if self._most_bytes is not None and len(data) > self._most_bytes:
-                        raise Unanswered("unusable", f"answered more than {self._most_bytes} bytes", began)
-                    if time.monotonic() > deadline:
-                        raise httpx.ReadTimeout("the reply takes too long")
-            if client.is_closed:  # while it connected: the pool has forgotten this connection
-                response.extensions["network_stream"].close()
+            with connections.one(left) as client:
+                with client.stream(method, self.base + path, content=body, params=query, headers=headers, timeout=left) as response:
+                    began = Reply(response.status_code, b"", response.headers)
+                    for chunk in response.iter_bytes():
+                        data += chunk
+                        if self._most_bytes is not None and len(data) > self._most_bytes:
+                            raise Unanswered("unusable", f"answered more than {self._most_bytes} bytes", began)
+                        if time.monotonic() > deadline:
+                            raise httpx.ReadTimeout("the reply takes too long")
+                if client.is_closed:  # while it connected: httpx has forgotten this connection
+                    response.extensions["network_stream"].close()
         except httpx.TimeoutException as error:
             raise Unanswered("slow", f"{type(error).__name__}: {error}", began) from error
         except (httpx.ConnectError, httpx.ProxyError) as error:
@@ -238,7 +241,7 @@ class HttpClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Unanswered("unusable", f"{type(error).__name__}: {error}") from error
         except RuntimeError as error:
-            if not client.is_closed:
+            if not connections.is_closed:
                 raise
             raise Unanswered("closed", str(error)) from error
         return Reply(began.status, bytes(data), began.headers)
@@ -278,26 +281,82 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 # --- connections ---
 
 
-def _connections(base: str, limits: httpx.Limits) -> httpx.Client:
-    parts = urlsplit(base)
-    # To read the certificates takes longer than a short request.
-    return httpx.Client(limits=limits, trust_env=not is_loopback(parts.hostname or ""), verify=parts.scheme == "https")
+class Connections:
+    """Connections to one server. Each is an httpx client that one request at a time uses: a client with many connections looks at all of them, under
+    one lock, whenever a request begins or ends, which for 128 requests at a time took longer than the requests."""
+
+    def __init__(self, base: str, most: int | None = None) -> None:
+        """`most`: requests at a time; others wait. None: any number, of whose connections MOST_KEPT are kept."""
+        parts = urlsplit(base)
+        # Certificates are read once: it takes longer than a short request.
+        self._certificates = httpx.create_ssl_context() if parts.scheme == "https" else False
+        self._is_local = is_loopback(parts.hostname or "")
+        self._kept = MOST_KEPT if most is None else most
+        self._room = None if most is None else threading.BoundedSemaphore(most)
+        self._lock = threading.Lock()
+        self._clients: set[httpx.Client] = set()
+        self._free: list[httpx.Client] = []
+        self.is_closed = False
+
+    @contextmanager
+    def one(self, timeout: float) -> Iterator[httpx.Client]:
+        """A client that nobody else uses meanwhile; the one that was used last, so that few are kept where few are needed."""
+        if self._room is not None and not self._room.acquire(timeout=timeout):
+            raise httpx.PoolTimeout("no connection became free")
+        try:
+            client = self._take()
+            try:
+                yield client
+            finally:
+                self._give_back(client)
+        finally:
+            if self._room is not None:
+                self._room.release()
+
+    def _take(self) -> httpx.Client:
+        with self._lock:
+            if self._free and not self.is_closed:
+                return self._free.pop()
+        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=KEEP_ALIVE)
+        client = httpx.Client(limits=limits, trust_env=not self._is_local, verify=self._certificates)
+        with self._lock:
+            if self.is_closed:
+                raise RuntimeError("the connections were closed")
+            self._clients.add(client)
+        return client
+
+    def _give_back(self, client: httpx.Client) -> None:
+        with self._lock:
+            is_kept = not self.is_closed and len(self._free) < self._kept
+            if is_kept:
+                self._free.append(client)
+            else:
+                self._clients.discard(client)
+        if not is_kept:
+            client.close()
+
+    def close(self) -> None:
+        """End them all; requests that other threads still wait for end with an error."""
+        with self._lock:
+            self.is_closed = True
+            clients = list(self._clients)
+        for client in clients:
+            client.close()
 
 
-_shared: dict[str, httpx.Client] = {}
+_shared: dict[str, Connections] = {}
 """Those of this process, by server."""
-_inherited: list[httpx.Client] = []
+_inherited: list[Connections] = []
 """Their sockets belong to the parent process; these references keep them from being closed here."""
 
 
-def _shared_connections(base: str) -> httpx.Client:
+def _shared_connections(base: str) -> Connections:
     parts = urlsplit(base)
     origin = f"{parts.scheme}://{parts.netloc}"
-    client = _shared.get(origin)
-    if client is None:  # if another thread is faster, the one made here is dropped; it holds no connection
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=KEEP_ALIVE)
-        client = _shared.setdefault(origin, _connections(base, limits))
-    return client
+    connections = _shared.get(origin)
+    if connections is None:  # if another thread is faster, what is made here is dropped; it holds no connection
+        connections = _shared.setdefault(origin, Connections(base))
+    return connections
 
 
 def close_connections() -> None:

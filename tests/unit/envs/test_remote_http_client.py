@@ -301,11 +301,11 @@ for seed in range(3):
 
 
 def test_connections_are_shared(lake: str) -> None:
-    def client() -> httpx.Client:
+    def client() -> http_client.Connections:
         return http_client._shared_connections(lake)
 
     assert client() is http_client._shared_connections(f"{lake}/some/prefix")
-    found: list[httpx.Client] = []
+    found: list[http_client.Connections] = []
     threads = [threading.Thread(target=lambda: found.append(client())) for _ in range(8)]
     for thread in threads:
         thread.start()

@@ -310,9 +310,7 @@ class ServerConnection:
         refusal = BadInput if self.num_published == 0 else EngineUnavailable  # what never fitted is not worth a further attempt
         try:
             if self._publisher is None and self.dialect.weights is None:
-                raise refusal(
-                    f"the server at {self.address} ({self.dialect.name}) cannot take weights; train with rollout.engine=native"
-                )
+                raise refusal(f"the server at {self.address} ({self.dialect.name}) cannot take weights; train with rollout.engine=native")
             if self._publisher is None:
                 by_http = self.dialect.weights == "tether"
                 self._publisher = TetherPublisher(self._folder) if by_http else VllmPublisher(self._folder, self._device, self._sizes)
