@@ -283,7 +283,7 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 
 class Connections:
     """Connections to one server. Each is an httpx client that one request at a time uses: a client with many connections looks at all of them, under
-    one lock, whenever a request begins or ends, which for 128 requests at a time took longer than the requests."""
+    one lock, whenever a request begins or ends. One that was unused for too long is replaced when it is used again."""
 
     def __init__(self, base: str, most: int | None = None) -> None:
         """`most`: requests at a time; others wait. None: any number, of whose connections MOST_KEPT are kept."""
