@@ -75,8 +75,10 @@ def stand_in(file: Path, name: str) -> None:
         raise BadInput(f"the hub's cache holds '{name}' already; leave out --gguf, or set HF_HUB_CACHE to another folder")
     for folder in (ref.parent, link.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(gguf_folder(file).resolve())
+    converted = gguf_folder(file).resolve()
+    if link.resolve() != converted:  # a program beside this one may be reading through the link
+        link.unlink(missing_ok=True)
+        link.symlink_to(converted)
     ref.write_text(REVISION)
 
 
@@ -128,7 +130,11 @@ def make(task: str, scale: Scale, arguments: argparse.Namespace) -> None:
     """One warm start, evaluated before and after."""
     model, folder = arguments.model, Path(arguments.out) / f"{arguments.prefix}-{task}"
     settings = merge(scale.settings, scale.environments[task])
-    rollout = {key: settings["rollout"][key] for key in ("max_tokens", "max_context", "max_rows") if key in settings["rollout"]}
+    rollout = {
+        key: settings["rollout"][key]
+        for key in ("max_tokens", "max_context", "max_rows", "cache_gb", "speculative_tokens")
+        if key in settings["rollout"]
+    }
     settings = {"env": {"options": {}, **settings.get("env", {})}, "rollout": rollout}
     targets = ALL_LINEAR if arguments.targets == ALL_LINEAR else arguments.targets.split(",")
     lora = {"lora.rank": arguments.rank, "lora.alpha": arguments.alpha or 2 * arguments.rank, "lora.targets": targets}
