@@ -40,7 +40,7 @@ def test_a_short_run_with_rollouts_in_float8(gpu: str, tmp_path: Path) -> None:
         filter={"strategy": "all"},
     )
     assert run.settings["algorithm"]["importance_cap"] == 2.0
-    assert json.loads((run.folder / "run.json").read_text())["machine"]["engine"] == "paged, fp8"
+    assert json.loads((run.path / "run.json").read_text())["machine"]["engine"] == "paged, fp8"
     for record in [record for record in run.records if record.step]:
         # How small it may be follows from how sure the sampled texts are: 0.0012 was seen where it is mostly above 0.002.
         assert 0.0 < record.metrics["update/mismatch"] < 0.1, "stale or wrong weights are above"
