@@ -28,6 +28,7 @@ from tether.core.intervals import Estimate, contrast
 from tether.envs.wording import EXAMPLE
 from tether.runs.quantities import Curves, Quantity
 from tether.runs.store import ABOUT, RunStore
+from tether.training.agent import Agent
 from tether.training.resolve import overrides, resolve_settings
 
 RESULT = "sweep.json"
@@ -51,6 +52,8 @@ WITHOUT_EFFECT = (
     "learner.gradient_checkpointing",
 )
 """Dotted keys of settings that do not decide what a run learns or measures."""
+UNKNOWN_MODEL = "any/model"
+"""A model of which nothing is known: all that a run says of how it is asked counts."""
 ALWAYS = ("env.name", "model.name", "algorithm.name", "steps", "seed")
 """Keys that are part of an identity, defaults or not."""
 
@@ -81,6 +84,8 @@ def identity_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The dotted settings that decide the result of a run, where they differ from the defaults; every setting is checked on the way."""
     resolved = flattened(resolve_settings(None, settings, {}).model_dump(mode="json"))
     plain = {section: {"name": resolved[f"{section}.name"]} for section in ("env", "model", "algorithm")}
+    if Agent.read(resolved["model.name"]) is not None:  # or an id would depend on whether the model's folder is there
+        plain["model"] = {"name": UNKNOWN_MODEL}
     defaults = flattened(resolve_settings(None, plain, {}).model_dump(mode="json"))
     if resolved.get("env.options.instructions") == EXAMPLE:
         defaults |= {"env.options.few_shot": 0}  # none, as in cells that are older than the option; other wordings show none by themselves

@@ -137,6 +137,18 @@ def test_speed_memory_and_disk_do_not(change: dict) -> None:
     assert identity_of(PLAIN) == identity_of({**PLAIN, **change})
 
 
+def test_whether_a_models_folder_is_there_changes_no_identity(tmp_path: Path) -> None:
+    """The folder says how the model was asked when it was trained, which its runs take over; the id of a run that says it itself stays."""
+    folder = tmp_path / "model"
+    settings = {"env": {"name": "sokoban", "options": {"observation": "grid_coordinates"}}, "model": {"name": f"merged:{folder}"}}
+    absent = identity_of(settings)
+    assert absent["env.options.observation"] == "grid_coordinates"
+    folder.mkdir()
+    terms = {"version": 1, "environments": {"sokoban": {"observation": "grid_coordinates"}}, "rollout": {}}
+    (folder / "agent.json").write_text(json.dumps(terms))
+    assert identity_of(settings) == absent
+
+
 def test_a_wrong_setting_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'filter\.keep'"):
         identity_of({**PLAIN, "filter": {"kep": 0.5}})
