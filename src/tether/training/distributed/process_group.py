@@ -12,6 +12,8 @@ import os
 import re
 import signal
 import sys
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -30,6 +32,9 @@ from tether.training.interrupts import Interrupts, grace_seconds
 TIMEOUT_VARIABLE = "TETHER_RANK_TIMEOUT"
 TIMEOUT_SECONDS = 1200.0
 """Longer than ranks that work wait for each other: for the longest episode of a rollout, for a checkpoint written in the foreground."""
+
+ANSWER_SECONDS = 0.01
+"""How long rank 0 waits at the start before it looks again who is there."""
 
 _LOST = re.compile(r"gloo|nccl|connection (closed|reset)|timed out", re.IGNORECASE)
 """How torch says that another rank did not take part in an exchange, among the errors of a computation that exchanges something."""
@@ -66,7 +71,10 @@ class ProcessGroup(Ranks):
                 )
             with self._waiting("the start"):
                 backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-                dist.init_process_group(backend, timeout=timedelta(seconds=self._seconds))
+                timeout = timedelta(seconds=self._seconds)
+                shared, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+                store = _fresh_part(shared, self.rank, self.size, self._seconds)
+                dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
 
     def subgroup(self) -> "ProcessGroup":
         beside = copy.copy(self)
@@ -159,12 +167,40 @@ class ProcessGroup(Ranks):
             raise
         except RuntimeError as error:  # gloo's and NCCL's words for a connection that is gone or silent
             said = " ".join(re.sub(r"^\[[^]]*\]", "", str(error)).split()).partition(". ")[0][:120]
-            silent = "timed out" in said.lower() or "timeout" in said.lower()
+            # gloo says "timed out connecting: ... Connection refused", at once, of a process that is gone.
+            silent = ("timed out" in said.lower() or "timeout" in said.lower()) and "Connection refused" not in str(error)
             lost = f"did not answer for {self._seconds:.0f} s ({TIMEOUT_VARIABLE})" if silent else "has ended"
             raise RankFailure(
                 f"rank {self.rank} of {self.size}: another rank {lost} during {what} ({said}); its own last lines say why; "
                 "continue from the last checkpoint with --resume"
             ) from error
+
+
+def _fresh_part(store: dist.Store, rank: int, size: int, seconds: float) -> dist.Store:
+    """The same part of the store for all ranks, in which no rank of an earlier start has written.
+
+    torchrun's agent keeps one store for all times that it starts the ranks, and torch writes the same keys each time
+    (https://github.com/pytorch/pytorch/issues/135712). A rank that reads before another has written would meet the address of a dead one: it is
+    refused, or both wait for the other to connect. TORCHELASTIC_RESTART_COUNT does not tell the starts apart, as each machine's agent has its own.
+
+    So rank 0 makes up a name, and each other rank asks for it with a word that was never used, which no dead rank can have answered. Rank 0 may
+    find the word of a dead rank first, so it answers until the rank itself was there.
+    """
+    word = uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"tether/asks/{rank}", word)
+        part = dist.PrefixStore(store.get(f"tether/answers/{word}").decode(), store)
+        part.set(f"tether/here/{rank}", "")
+        return part
+    part, missing, deadline = dist.PrefixStore(f"tether/{word}", store), set(range(1, size)), time.monotonic() + seconds
+    while missing:
+        if time.monotonic() > deadline:
+            raise dist.DistStoreError(f"timed out waiting for rank {min(missing)}")
+        for other in missing:
+            store.set(f"tether/answers/{store.get(f'tether/asks/{other}').decode()}", f"tether/{word}")
+        time.sleep(ANSWER_SECONDS)
+        missing = {other for other in missing if not part.check([f"tether/here/{other}"])}
+    return part
 
 
 def _timeout() -> float:

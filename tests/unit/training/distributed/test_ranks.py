@@ -1,7 +1,12 @@
 """Which world a process belongs to, what its launcher may say wrong, and how work is dealt out. tests/e2e/test_ranks.py has several processes."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from tether.core.config import validate
 from tether.core.errors import BadInput, ConfigError, RankFailure
@@ -60,6 +65,49 @@ def test_a_time_that_is_none(said: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TETHER_RANK_TIMEOUT", said)
     with pytest.raises(BadInput, match=f"TETHER_RANK_TIMEOUT is '{said}'; give seconds, such as 1200"):
         ProcessGroup()
+
+
+STARTS = """
+import multiprocessing, os, time
+from tether.training.distributed.process_group import ProcessGroup
+
+def work(rank, late):
+    os.environ["RANK"] = str(rank)
+    time.sleep(0.2 * (rank == late))
+    assert ProcessGroup().all_gather(rank) == [0, 1]  # and no leave is taken, as by those that are killed
+
+fork = multiprocessing.get_context("fork")
+for late in (0, 1, 0, 1, 0, 1):
+    ranks = [fork.Process(target=work, args=(rank, late)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0, 0], f"rank {late} came late"
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_are_started_again_do_not_meet_the_dead() -> None:
+    """torchrun's agent keeps its store from start to start; that of this process stands for it. Whichever rank comes first finds the words of dead ones."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    ended = subprocess.run(
+        [sys.executable, "-c", STARTS],
+        env={**os.environ, **launched, "TETHER_RANK_TIMEOUT": "5"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    """As one that dies after it has asked: its word stays."""
+    store = dist.HashStore()
+    store.set("tether/asks/1", "the word of one that is dead")
+    with pytest.raises(dist.DistStoreError, match="timed out waiting for rank 1"):
+        process_group._fresh_part(store, 0, 2, 0.05)
 
 
 # The largest first, each to the rank that has least; of equal ranks to the lowest.
@@ -130,6 +178,10 @@ def test_a_lost_rank_is_told_from_a_failed_computation() -> None:
     group.rank, group.size, group._seconds = 0, 2, 60.0
     with pytest.raises(RankFailure, match="rank 0 of 2: another rank has ended during the update"), group.exchanging("the update"):
         raise RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711")
+    with pytest.raises(RankFailure, match="another rank has ended during the start"), group._waiting("the start"):
+        raise RuntimeError(
+            "Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: SO_ERROR: Connection refused, remote=[127.0.0.1]:4711"
+        )
     with pytest.raises(RuntimeError, match=r"^size mismatch$"), group.exchanging("the update"):
         raise RuntimeError("size mismatch")
 
