@@ -182,14 +182,14 @@ def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
         return json_response(await _generate(served, await _read(request, GenerateBody, _most_json(served)), request.is_disconnected))
 
 
-async def _generate(served: ServedModel, body: GenerateBody, gone: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
+async def _generate(served: ServedModel, body: GenerateBody, gone: Callable[[], Awaitable[bool]], *, terse: bool = False) -> dict[str, Any]:
     _check_model(served, body.model)
     prompt, images = tuple(body.token_ids), tuple[Image, ...]()
     if body.images is not None:
         prompt, images = await asyncio.to_thread(body.images.placed, body.token_ids, served.policy.vision)
     requests = body.sampling_params.requests(prompt, served.room(prompt, images), COMPLETION_TOKENS, images=images)
     answers = await served.respond(requests, gone)
-    choices = [_token_choice(body, index, answer) for index, answer in enumerate(answers)]
+    choices = [_token_choice(body, index, answer, terse=terse) for index, answer in enumerate(answers)]
     return {"request_id": body.request_id or uuid.uuid4().hex, "choices": choices}
 
 
@@ -207,7 +207,7 @@ async def _answers(served: ServedModel, lines: Sequence[bytes]) -> AsyncIterator
             body = read_fields(said, GenerateBody)
             if body.sampling_params.n > 1:
                 raise BadInput(f"n is {body.sampling_params.n}, but a line asks for one response; send n lines")
-            reply = await _generate(served, body, stays)
+            reply = await _generate(served, body, stays, terse=True)
         except (Refusal, *COMPUTE_ERRORS) as error:
             reply = {"request_id": said.get("request_id"), **_error(error)[0]}
         return json.dumps(reply) + "\n"
@@ -308,10 +308,14 @@ def _chat_choice(served: ServedModel, body: ChatBody, index: int, answer: Answer
     return choice
 
 
-def _token_choice(body: GenerateBody, index: int, answer: Answer) -> dict[str, Any]:
+def _token_choice(body: GenerateBody, index: int, answer: Answer, *, terse: bool) -> dict[str, Any]:
+    """`terse`: beside its log-prob nothing is said of a token that `token_ids` does not say."""
     pairs = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
     content: list[dict[str, Any]] = [
-        {"token": f"token_id:{token}", "token_id": token, "logprob": value, "rank": None, "top_logprobs": []} for token, value in pairs
+        {"logprob": value}
+        if terse
+        else {"token": f"token_id:{token}", "token_id": token, "logprob": value, "rank": None, "top_logprobs": []}
+        for token, value in pairs
     ]
     logprobs = None if body.sampling_params.logprobs is None else {"content": content}
     return {**_choice(index, answer, stop_reason=None, token_ids=list(answer.completion.token_ids)), "logprobs": logprobs}

@@ -228,7 +228,9 @@ class ServedModel:
 
     def room(self, prompt: Sequence[int], images: Sequence[Image] = ()) -> int:
         """Tokens that fit after a prompt; refuses one with an id that the model does not have, or with images that did not come with it."""
-        words = {token for token in set(prompt) if token < IMAGE_IDS}
+        words = set(prompt)
+        if self.policy.vision is not None:
+            words = {token for token in words if token < IMAGE_IDS}
         if words and max(words) >= self.vocabulary_size:
             raise BadInput(f"the prompt holds token {max(words)}, but the model has {self.vocabulary_size}; send ids of its tokenizer")
         if self.policy.vision is not None:
