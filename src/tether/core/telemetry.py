@@ -86,7 +86,7 @@ class Telemetry:
         self._requests = Counter("tether_requests_total", "Requests by route and HTTP status.", ["path", "status"], registry=self._registry)
         self._errors = Counter("tether_errors_total", "Requests that failed, by kind.", ["kind"], registry=self._registry)
         self._seconds = Histogram(
-            "tether_request_seconds", "Time to the answer, by route.", ["path"], buckets=SECONDS_BUCKETS, registry=self._registry
+            "tether_request_seconds", "Time to the end of the answer, by route.", ["path"], buckets=SECONDS_BUCKETS, registry=self._registry
         )
         self._readings = _Readings()
         readings: Any = self._readings  # a collector by its method

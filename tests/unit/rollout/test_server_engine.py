@@ -208,6 +208,17 @@ def test_requests_are_sent_together_and_what_is_not_answered_is_asked_alone(
     assert (num_alone > 0) is (request.node.callspec.id not in ("all", "twice"))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_in_what_is_sent_together_ends_the_run(url: str, policy: Policy, chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a defect")
+
+    engine = _engine(url, policy)
+    monkeypatch.setattr(connection.ServerConnection, "generate_many", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        _play(engine, chat)
+
+
 def test_what_is_sent_together_has_a_limit(
     proxy: Any, policy: Policy, chat: Any, native: list[Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,8 @@
 """Drives conversations whose responses come over HTTP, many at a time.
 
 The calling thread drives the conversations (their environments, their tokenizer), so that an environment is stepped by one thread, as everywhere.
-Other threads, one for each conversation at a time, do nothing but wait for servers. They are daemons: where a run is interrupted, one may still
-wait for a server, and must not keep the process alive.
+Other threads, each for one conversation or for several that were sent together, do nothing but wait for servers. They are daemons: where a run is
+interrupted, one may still wait for a server, and must not keep the process alive.
 
 What a server is asked and what its answer means is left to the two subclasses: token ids with log-probs (engines/server.py) and chat messages
 (rollout/remote.py).
@@ -161,6 +161,8 @@ class ConversationDriver(ABC, Generic[T]):
         try:
             with suppress(TetherError):  # each that is left is tried again, and judged, alone
                 job(lambda number, answer: self._answers.put((left.pop(number), answer)))
-        finally:
-            for number, track in left.items():
-                self._jobs.put(partial(self._carry, track, alone[number]))
+        except Exception as error:  # a defect
+            self._answers.put((tracks[0], error))
+            raise
+        for number, track in left.items():
+            self._jobs.put(partial(self._carry, track, alone[number]))

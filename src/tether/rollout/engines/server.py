@@ -3,7 +3,8 @@
 Conversations are driven as driver.py says. A conversation stays on its server, which has its prefix cached, as long as that server lives. The draw of a request
 is fixed before it is sent (the state of the conversation's generator, or a seed taken from it), so a request that is sent again, to the same
 server or to another, samples the same. A response ends by the engine's own stop rule on the returned ids; where a server stopped earlier,
-the conversation is sent again from there.
+the conversation is sent again from there. Where a server takes many requests at once, those that wait are sent together, once; what is not answered well is
+then sent alone, and only that is judged and tried again.
 
 A server that cannot be reached is left out, and its conversations continue elsewhere. When none is left, the engine waits for one to come
 back; after `patience` seconds it gives up with an error that the trainer turns into a checkpoint. A server that comes back, or that answers
