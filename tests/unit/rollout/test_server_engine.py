@@ -217,6 +217,9 @@ def test_a_defect_in_what_is_sent_together_ends_the_run(url: str, policy: Policy
     monkeypatch.setattr(connection.ServerConnection, "generate_many", broken)
     with pytest.raises(RuntimeError, match="a defect"):
         _play(engine, chat)
+    for thread in threading.enumerate():
+        if thread.name == "_Run":
+            thread.join(10)  # its exception is shown in this test, not in a later one
 
 
 def test_what_is_sent_together_has_a_limit(
