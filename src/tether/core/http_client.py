@@ -20,7 +20,7 @@ import os
 import threading
 import time
 from calendar import timegm
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate
@@ -160,6 +160,7 @@ class HttpClient:
         delays: Sequence[float] | None = None,
         longest_pause: float = 0.0,
         stranger: bool = False,
+        on_data: Callable[[bytearray], None] | None = None,
     ) -> Reply:
         """Send a request, and again where that may help.
 
@@ -173,6 +174,7 @@ class HttpClient:
             delays: seconds before each further attempt; None: attempts with growing delays until the time is up.
             longest_pause: the most seconds that are waited where a server asks for a pause.
             stranger: nobody has had a reply to such a request yet.
+            on_data: gets what has come of a successful reply, whenever more has, and removes from it what it takes.
         """
         seconds = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
@@ -184,7 +186,7 @@ class HttpClient:
             if delays is not None:
                 deadline = time.monotonic() + seconds
             try:
-                reply = self._attempt(method, path, content, content_type, query, deadline)
+                reply = self._attempt(method, path, content, content_type, query, deadline, on_data)
             except Unanswered as error:
                 if error.kind in ("unusable", "closed"):
                     raise
@@ -210,7 +212,14 @@ class HttpClient:
             time.sleep(delay)
 
     def _attempt(
-        self, method: str, path: str, content: bytes | None, content_type: str, query: Mapping[str, str] | None, deadline: float
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        content_type: str,
+        query: Mapping[str, str] | None,
+        deadline: float,
+        on_data: Callable[[bytearray], None] | None,
     ) -> Reply:
         connections = self._own or _shared_connections(self.base)
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
@@ -226,6 +235,8 @@ class HttpClient:
                     began = Reply(response.status_code, b"", response.headers)
                     for chunk in response.iter_bytes():
                         data += chunk
+                        if on_data is not None and began.is_success:
+                            on_data(data)
                         if self._most_bytes is not None and len(data) > self._most_bytes:
                             raise Unanswered("unusable", f"answered more than {self._most_bytes} bytes", began)
                         if time.monotonic() > deadline:

@@ -86,7 +86,7 @@ class Telemetry:
         self._requests = Counter("tether_requests_total", "Requests by route and HTTP status.", ["path", "status"], registry=self._registry)
         self._errors = Counter("tether_errors_total", "Requests that failed, by kind.", ["kind"], registry=self._registry)
         self._seconds = Histogram(
-            "tether_request_seconds", "Time to the answer, by route.", ["path"], buckets=SECONDS_BUCKETS, registry=self._registry
+            "tether_request_seconds", "Time to the end of the answer, by route.", ["path"], buckets=SECONDS_BUCKETS, registry=self._registry
         )
         self._readings = _Readings()
         readings: Any = self._readings  # a collector by its method
@@ -156,19 +156,6 @@ class Telemetry:
             self._last_answer = began
         self._waiting += 1
 
-        def answered(found: int) -> None:
-            nonlocal status
-            if status:
-                return
-            status = found = 499 if is_gone else found  # of a request that was cut off, the framework makes a 500
-            self._waiting -= 1
-            self._last_answer = time.monotonic()
-            path = getattr(scope.get("route"), "path", OTHER)
-            self._requests.labels(path, str(found)).inc()
-            self._seconds.labels(path).observe(self._last_answer - began)
-            if (kind := error_kind(found)) is not None:
-                self._errors.labels(kind).inc()
-
         async def receive_noting() -> Any:
             nonlocal is_gone
             message = await receive()
@@ -176,14 +163,22 @@ class Telemetry:
             return message
 
         async def send_counted(message: Any) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                answered(int(message["status"]))
+                status = 499 if is_gone else int(message["status"])  # of what was cut off, the framework makes a 500
             await send(message)
 
         try:
             await app(scope, receive_noting, send_counted)
         finally:
-            answered(500)  # no answer: an unforeseen error, or the server was stopped
+            self._waiting -= 1
+            self._last_answer = time.monotonic()
+            status = status or (499 if is_gone else 500)  # no answer: an unforeseen error, or the server was stopped
+            path = getattr(scope.get("route"), "path", OTHER)
+            self._requests.labels(path, str(status)).inc()
+            self._seconds.labels(path).observe(self._last_answer - began)
+            if (kind := error_kind(status)) is not None:
+                self._errors.labels(kind).inc()
 
 
 class _Counting:

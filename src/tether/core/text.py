@@ -87,7 +87,8 @@ def unusable(value: Any) -> str | None:
         for each in level:
             if isinstance(each, str) and not each.isascii() and _HALF.search(each):
                 return "holds half of a character (a lone surrogate, such as \\ud800); send whole ones"
-            nested += (*each, *each.values()) if isinstance(each, dict) else each if isinstance(each, list) else ()
+            inner = (*each, *each.values()) if isinstance(each, dict) else each if isinstance(each, list) else ()
+            nested += [item for item in inner if type(item) is not int]  # most of what is sent are token ids
         level = nested
         if not level:
             return None

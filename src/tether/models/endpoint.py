@@ -5,7 +5,7 @@ caller's mistake is not. Scorers and engines that work over HTTP share this.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from tether.core.errors import BadInput, ModelUnavailable, did_you_mean
@@ -96,9 +96,11 @@ class ModelEndpoint:
         body: dict[str, Any] | None = None,
         *,
         content: bytes | None = None,
+        content_type: str = "application/octet-stream",
         delays: Sequence[float] | None = None,
         timeout: float | None = None,
         stranger: bool = False,
+        on_data: Callable[[bytearray], None] | None = None,
     ) -> dict[str, Any]:
         """The object that the server answers with; what may pass is tried again after each of the delays.
 
@@ -106,13 +108,15 @@ class ModelEndpoint:
             method: GET or POST.
             path: of the route, such as /v1/models.
             body: sent as JSON.
-            content: sent as it is, instead of a body.
+            content: sent as it is, instead of a body, and what it is.
+            content_type: what the content is.
             delays: seconds before each further attempt; None for RETRY_DELAYS.
             timeout: seconds for this request; None for the endpoint's own.
             stranger: no such request has been answered yet, so that fewer attempts are made.
+            on_data: takes the answer from the bytes that have come, piece by piece (HttpClient.request).
         """
         delays = RETRY_DELAYS if delays is None else delays
-        kind = "application/json" if content is None else "application/octet-stream"
+        kind = "application/json" if content is None else content_type
         if body is not None:
             content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         try:
@@ -125,6 +129,7 @@ class ModelEndpoint:
                 delays=delays,
                 longest_pause=self._longest_pause,
                 stranger=stranger,
+                on_data=on_data,
             )
         except Unanswered as error:
             if error.kind == "closed":

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +82,35 @@ def test_requests_are_counted_by_route_and_never_by_path() -> None:
     assert found["tether_errors_total{kind=timeout}"] == 1 and found["tether_errors_total{kind=client}"] == 1
     assert found["tether_request_seconds_count{path=/sessions/{secret}}"] == 3
     assert found["tether_things_total{kind=b}"] == 3 and found["tether_requests_in_flight{}"] == 0 and found["tether_healthy{}"] == 1
+
+
+def test_a_stream_is_waited_for_until_its_end() -> None:
+    """A server that drains must not stop with half of it."""
+    from starlette.responses import StreamingResponse
+
+    telemetry, more = Telemetry(), threading.Event()
+    app = app_of(telemetry)
+
+    async def pieces() -> AsyncIterator[str]:
+        yield "one"
+        await asyncio.to_thread(more.wait)
+        yield "two"
+
+    @app.get("/stream")
+    async def stream() -> StreamingResponse:
+        return StreamingResponse(pieces())
+
+    with client_of(app) as client, client.stream("GET", "/stream") as reply:
+        read = reply.iter_text()
+        assert next(read) == "one"
+        telemetry.draining.begin()
+        assert not telemetry.draining.is_over and samples(httpx.get(f"{client.base_url}/metrics").text)["tether_requests_in_flight{}"] == 1
+        more.set()
+        assert next(read) == "two" and not list(read)
+        deadline = time.monotonic() + 10
+        while not telemetry.draining.is_over:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_a_request_that_is_cut_off_is_no_error_of_the_server() -> None:

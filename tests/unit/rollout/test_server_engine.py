@@ -26,7 +26,8 @@ from tether.core.types import Group
 from tether.models.load import LoadedModel
 from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
-from tether.rollout.engines import connection
+from tether.rollout.engines import connection, server
+from tether.rollout.engines.dialects import LINES
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.engines.publish import TetherPublisher, own_token, weights_on_disk
 from tether.rollout.engines.server import ServerEngine, ServerOptions
@@ -51,6 +52,9 @@ class Proxy:
         self.hangs = False
         """Whether requests for tokens are never answered."""
         self.asked: list[str] = []
+        self.together: list[int] = []
+        """How many requests came in each body of lines."""
+        self.change_lines: Callable[[str], str] = lambda lines: lines
         self.missing: tuple[str, ...] = ()
         """Routes that an older server does not have."""
         self.off: tuple[str, ...] = ()
@@ -69,16 +73,24 @@ class Proxy:
         if "generate" in path and self.hangs:
             await asyncio.sleep(3600)
         data, kind = await request.body(), request.headers.get("content-type", "")
-        body = json.loads(data) if data and kind == "application/json" else {}
-        if body:
-            data = json.dumps(self.change_request(path, body)).encode()
+        bodies = [json.loads(line) for line in data.splitlines()] if kind in ("application/json", LINES) else []
+        if bodies:
+            data = b"\n".join(json.dumps(self.change_request(path, body)).encode() for body in bodies)
+        if kind == LINES:
+            self.together.append(len(bodies))
+            self.asked += [path] * (len(bodies) - 1)
         async with httpx.AsyncClient(timeout=60, verify=False) as client:
             reply = await client.request(
                 request.method, f"{self.target}/{path}", content=data, headers={"Content-Type": kind} if kind else {}
             )
         if not reply.is_success:
             return Response(reply.content, reply.status_code)
-        return Response(json.dumps(self.change_reply(path, body, reply.json())), media_type="application/json")
+        if kind == LINES:
+            asked = {body["request_id"]: body for body in bodies}
+            replies = [json.loads(line) for line in reply.content.splitlines()]
+            changed = [self.change_reply(path, asked[each["request_id"]], each) for each in replies]
+            return Response(self.change_lines("".join(json.dumps(each) + "\n" for each in changed)), media_type=LINES)
+        return Response(json.dumps(self.change_reply(path, bodies[0] if bodies else {}, reply.json())), media_type="application/json")
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +183,52 @@ def test_what_may_pass_is_tried_again_with_the_same_draw(proxy: Any, policy: Pol
     proxy.failures, proxy.change_reply = [503, 429, 503, 500], forgets_once
     assert _tokens(_play(engine, chat)) == _tokens(native)
     assert not proxy.failures and not left[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: lines,
+        lambda lines: "",
+        lambda lines: lines[: len(lines) // 2],
+        lambda lines: lines + lines,
+        lambda lines: f'5\n[]\n{{"request_id": "x"}}\n{{"request_id": "7000"}}\n{{"request_id": null}}\nhalf\n{lines.splitlines()[-1]}\n',
+    ],
+    ids=["all", "none", "cut", "twice", "nonsense"],
+)
+def test_requests_are_sent_together_and_what_is_not_answered_is_asked_alone(
+    proxy: Any, policy: Policy, chat: Any, native: list[Group], change: Callable[[str], str], request: pytest.FixtureRequest
+) -> None:
+    engine = _engine(proxy.url, policy)
+    _play(engine, chat)  # what is asked of a new server comes before
+    proxy.asked, proxy.together, proxy.change_lines = [], [], change
+    assert _tokens(_play(engine, chat)) == _tokens(native)
+    num_alone = proxy.asked.count("inference/v1/generate") - sum(proxy.together)
+    assert proxy.together[0] == sum(len(group.trajectories) for group in native), "all begin together"
+    assert (num_alone > 0) is (request.node.callspec.id not in ("all", "twice"))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_in_what_is_sent_together_ends_the_run(url: str, policy: Policy, chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a defect")
+
+    engine = _engine(url, policy)
+    monkeypatch.setattr(connection.ServerConnection, "generate_many", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        _play(engine, chat)
+    for thread in threading.enumerate():
+        if thread.name == "_Run":
+            thread.join(10)  # its exception is shown in this test, not in a later one
+
+
+def test_what_is_sent_together_has_a_limit(
+    proxy: Any, policy: Policy, chat: Any, native: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = _engine(proxy.url, policy)
+    longest = max(len(turn.context_ids) for group in native for t in group.trajectories for turn in t.turns[:1])
+    monkeypatch.setattr(server, "MOST_TOGETHER", 2 * longest)
+    assert _tokens(_play(engine, chat)) == _tokens(native) and max(proxy.together) == 2
 
 
 def test_a_server_that_draws_by_itself_gets_seeds_from_the_conversation(proxy: Any, policy: Policy, chat: Any) -> None:

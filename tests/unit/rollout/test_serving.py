@@ -27,6 +27,7 @@ from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
 from tether.models.scoring.server import ServerScorer
 from tether.models.tool_formats import FORMATS, ToolCall
+from tether.rollout.engines.dialects import LINES
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.engines.publish import own_token
 from tether.rollout.engines.stop_rule import MOST_TABLES, StopRule
@@ -155,6 +156,49 @@ def test_a_new_request_joins_those_that_decode(url: str) -> None:
     ask("short", 2)
     long.join()
     assert order == ["short", "long"]
+
+
+def _line(name: str, tokens: int, **more: Any) -> dict[str, Any]:
+    return {"request_id": name, "token_ids": [5, 6, 7], "sampling_params": {"max_tokens": tokens, "seed": 1, "logprobs": 0, **more}}
+
+
+def _lines(*asked: dict[str, Any] | str) -> bytes:
+    return "\n".join(each if isinstance(each, str) else json.dumps(each) for each in asked).encode()
+
+
+def test_lines_of_one_body_are_answered_one_by_one(url: str) -> None:
+    """As they are alone, as soon as they are sampled; what is wrong with one is said of that one."""
+    wrong = [{**_line("id", 2), "token_ids": [10**6]}, _line("several", 2, n=2), {**_line("field", 2), "colour": 1}, "half"]
+    lines = _lines(_line("long", 500, temperature=0), *wrong, _line("short", 2))
+    with httpx.stream("POST", f"{url}/inference/v1/generate", content=lines, headers={"Content-Type": LINES}, timeout=60) as reply:
+        assert reply.status_code == 200 and reply.headers["content-type"].startswith(LINES)
+        answers = [json.loads(line) for line in reply.iter_lines()]
+    names = [answer["request_id"] for answer in answers]
+    assert len(names) == 6 and names[-2:] == ["short", "long"]
+    said = {answer["request_id"]: answer["error"] for answer in answers if "error" in answer}
+    assert set(said) == {"id", "several", "field", None} and {error["code"] for error in said.values()} == {400}
+    assert "send n lines" in said["several"]["message"] and "the line is not JSON" in said[None]["message"]
+    alone = [_post(url, "/inference/v1/generate", **asked) for asked in (_line("short", 2), _line("long", 500, temperature=0))]
+    for (mine,), (theirs,) in zip((answer["choices"] for answer in answers[-2:]), (answer["choices"] for answer in alone), strict=True):
+        theirs["logprobs"] = {"content": [{"logprob": entry["logprob"]} for entry in theirs["logprobs"]["content"]]}
+        assert mine == theirs
+    refused = httpx.post(f"{url}/inference/v1/generate", content=_lines(*["{}"] * 1025), headers={"Content-Type": LINES})
+    assert refused.status_code == 400 and "at most 1024" in refused.json()["error"]["message"]
+
+
+def test_lines_whose_client_has_gone_are_dropped_unless_they_have_begun(tiny: Any) -> None:
+    served = ServedModel("tiny", tiny, max_rows=1)
+    with serving_app(make_app(served), "tiny") as url:
+        lines = _lines(_line("first", 2), *(_line(str(number), 400, temperature=0) for number in range(20)))
+        with httpx.stream("POST", f"{url}/inference/v1/generate", content=lines, headers={"Content-Type": LINES}, timeout=60) as reply:
+            answers = reply.iter_lines()  # the reply is closed with it
+            assert json.loads(next(answers))["request_id"] == "first"
+            assert served.thread.num_requests > 10
+        deadline = time.monotonic() + 30
+        while served.thread.num_requests:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert served.thread.statistics.sampled_tokens < 10 * 400
 
 
 def test_text_stops_and_choices(url: str) -> None:

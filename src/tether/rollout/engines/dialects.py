@@ -22,6 +22,8 @@ from tether.core.protocols import Sampling
 from tether.models.endpoint import Forbidden, ModelEndpoint, NoSuchRoute
 from tether.models.vision import Vision
 
+LINES = "application/x-ndjson"
+"""The type of bodies that hold several requests, or answers: one a line, in JSON."""
 UNVERSIONED = ""
 """The label of weights where the server reports none."""
 
@@ -79,6 +81,8 @@ class Dialect:
     """Whose routes take new weights; None where there are none."""
     takes_images = False
     """The route that samples takes prompts with images."""
+    takes_many = False
+    """It takes several requests in one body, one a line (LINES), and answers each as soon as it can."""
 
     def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
         """The request for the next tokens."""
@@ -132,7 +136,7 @@ class TokenRoute(Dialect):
 class TetherDialect(TokenRoute):
     """`tether serve`: the native engine's own draws."""
 
-    name, draws_natively, weights, takes_images = "tether", True, "tether", True
+    name, draws_natively, weights, takes_images, takes_many = "tether", True, "tether", True, True
 
     def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
         single = [sequence[0] for sequence in request.sampling.stop_ids if len(sequence) == 1]

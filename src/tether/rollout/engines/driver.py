@@ -1,8 +1,8 @@
 """Drives conversations whose responses come over HTTP, many at a time.
 
 The calling thread drives the conversations (their environments, their tokenizer), so that an environment is stepped by one thread, as everywhere.
-Other threads, one for each conversation at a time, do nothing but wait for servers. They are daemons: where a run is interrupted, one may still
-wait for a server, and must not keep the process alive.
+Other threads, each for one conversation or for several that were sent together, do nothing but wait for servers. They are daemons: where a run is
+interrupted, one may still wait for a server, and must not keep the process alive.
 
 What a server is asked and what its answer means is left to the two subclasses: token ids with log-probs (engines/server.py) and chat messages
 (rollout/remote.py).
@@ -12,8 +12,10 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tether.core.errors import TetherError
@@ -34,6 +36,8 @@ class Track:
 
 
 T = TypeVar("T", bound=Track)
+Take = Callable[[int, Any], None]
+"""Takes an answer, with the number of whom it is for."""
 
 
 class ConversationDriver(ABC, Generic[T]):
@@ -48,7 +52,7 @@ class ConversationDriver(ABC, Generic[T]):
         """Conversations that have not begun."""
         self._pending: deque[tuple[T, PromptFuture]] = deque()
         """Conversations whose environment has not answered."""
-        self._jobs: queue.SimpleQueue[tuple[T, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[T, Any]] = queue.SimpleQueue()
 
     def drive(self, openings: Iterable[Callable[[], T]]) -> None:
@@ -59,6 +63,8 @@ class ConversationDriver(ABC, Generic[T]):
                 while self._waiting and self._num_open < self._num_rows:
                     self.begin(self._waiting.popleft()())
                 self.check_cancelled()
+                if self._answers.empty():
+                    self.flush()
                 if self._num_sent and (not self._pending or not self._answers.empty()):
                     try:
                         track, answer = self._answers.get(timeout=LOOK_SECONDS)
@@ -78,7 +84,7 @@ class ConversationDriver(ABC, Generic[T]):
         """More conversations to play."""
         self._waiting.extend(openings)
         for _ in range(min(self._num_rows, self._num_open + len(self._waiting)) - self._num_threads):
-            threading.Thread(target=self._carry, daemon=True, name=type(self).__name__).start()
+            threading.Thread(target=self._work, daemon=True, name=type(self).__name__).start()
             self._num_threads += 1
 
     def begin(self, track: T) -> None:
@@ -109,7 +115,15 @@ class ConversationDriver(ABC, Generic[T]):
     def send(self, track: T, job: Callable[[], Any]) -> None:
         """Let a thread do something that waits; `settle` gets what it returns, or its error."""
         self._num_sent += 1
-        self._jobs.put((track, job))
+        self._jobs.put(partial(self._carry, track, job))
+
+    def send_together(self, tracks: Sequence[T], job: Callable[[Take], None], alone: Sequence[Callable[[], Any]]) -> None:
+        """Let one thread wait for several answers, which `job` hands over with the numbers of their tracks. What it does not hand over is done `alone`."""
+        self._num_sent += len(tracks)
+        self._jobs.put(partial(self._carry_together, tracks, job, alone))
+
+    def flush(self) -> None:
+        """Send what was held back to be sent together: there is nothing else to do."""
 
     def end(self, track: T) -> None:
         """A conversation is over."""
@@ -126,15 +140,29 @@ class ConversationDriver(ABC, Generic[T]):
     def settle(self, track: T, answer: Any) -> None:
         """Take what a job returned, or the error that it raised."""
 
-    def _carry(self) -> None:
-        """One thread: do what waits until there is no more. Errors are judged by the thread that drives, which must not wait for ever."""
+    def _work(self) -> None:
+        """One thread: do what waits until there is no more."""
         while (job := self._jobs.get()) is not None:
-            track, work = job
-            try:
-                answer = work()
-            except (TetherError, ValueError) as error:
-                answer = error
-            except Exception as error:  # a defect
-                self._answers.put((track, error))
-                raise
-            self._answers.put((track, answer))
+            job()
+
+    def _carry(self, track: T, job: Callable[[], Any]) -> None:
+        """Errors are judged by the thread that drives, which must not wait for ever."""
+        try:
+            answer = job()
+        except (TetherError, ValueError) as error:
+            answer = error
+        except Exception as error:  # a defect
+            self._answers.put((track, error))
+            raise
+        self._answers.put((track, answer))
+
+    def _carry_together(self, tracks: Sequence[T], job: Callable[[Take], None], alone: Sequence[Callable[[], Any]]) -> None:
+        left = dict(enumerate(tracks))
+        try:
+            with suppress(TetherError):  # each that is left is tried again, and judged, alone
+                job(lambda number, answer: self._answers.put((left.pop(number), answer)))
+        except Exception as error:  # a defect
+            self._answers.put((tracks[0], error))
+            raise
+        for number, track in left.items():
+            self._jobs.put(partial(self._carry, track, alone[number]))

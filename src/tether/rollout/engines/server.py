@@ -3,7 +3,8 @@
 Conversations are driven as driver.py says. A conversation stays on its server, which has its prefix cached, as long as that server lives. The draw of a request
 is fixed before it is sent (the state of the conversation's generator, or a seed taken from it), so a request that is sent again, to the same
 server or to another, samples the same. A response ends by the engine's own stop rule on the returned ids; where a server stopped earlier,
-the conversation is sent again from there.
+the conversation is sent again from there. Where a server takes many requests at once, those that wait are sent together, once; what is not answered well is
+then sent alone, and only that is judged and tried again.
 
 A server that cannot be reached is left out, and its conversations continue elsewhere. When none is left, the engine waits for one to come
 back; after `patience` seconds it gives up with an error that the trainer turns into a checkpoint. A server that comes back, or that answers
@@ -67,6 +68,8 @@ REPUBLISH_ATTEMPTS = 3
 """How often one rollout may find a server with other weights than the published ones."""
 LONGEST_WAIT = 10.0
 """Seconds between two looks at servers that are all unreachable; the first wait is much shorter."""
+MOST_TOGETHER = 500_000
+"""Tokens of the prompts that one HTTP request holds: some 4 MB, of which `tether serve` takes 16."""
 OUTDATED_SECONDS = 10.0
 """How long a rank that publishes nothing waits for weights on a server that it needs, before all ranks are asked to publish again."""
 
@@ -403,6 +406,8 @@ class _Run(ConversationDriver[_Row]):
         super().__init__(num_rows)
         self._engine, self._sampling, self._on_finished, self._follow_up = engine, sampling, on_finished, follow_up
         self._republished = 0
+        self._held: dict[ServerConnection, list[tuple[_Row, TokenRequest]]] = {}
+        """Requests that are sent together when nothing else is to be done."""
 
     def check_cancelled(self) -> None:
         self._engine.check_cancelled()
@@ -450,7 +455,20 @@ class _Run(ConversationDriver[_Row]):
         track.server.load += 1
         track.sent_after = track.server.num_published
         self._engine.statistics.decode_calls += 1
-        self.send(track, partial(track.server.generate, track.request))
+        if track.server.dialect.takes_many and not (track.request.vision and has_images(track.request.ids)):
+            self._held.setdefault(track.server, []).append((track, track.request))
+        else:
+            self.send(track, partial(track.server.generate, track.request))
+
+    def flush(self) -> None:
+        """Ask each server by one HTTP request for all that was held back: what HTTP costs both sides is more than what sampling costs the host."""
+        for server, held in self._held.items():
+            most = max(1, MOST_TOGETHER // max(len(request.ids) for _, request in held))
+            for first in range(0, len(held), most):
+                tracks, requests = zip(*held[first : first + most], strict=True)
+                alone = [partial(server.generate, request) for request in requests]
+                self.send_together(tracks, partial(server.generate_many, requests), alone)
+        self._held.clear()
 
     def settle(self, track: _Row, answer: SampledTokens | Exception) -> None:
         """Take an answer, or send its request again."""
@@ -476,7 +494,8 @@ class _Run(ConversationDriver[_Row]):
             self._accept(track, server, answer)
 
     def _accept(self, track: _Row, server: ServerConnection, sampled: SampledTokens) -> None:
-        numbers = [self._engine.number_of(label) for label in sampled.versions]
+        known = {label: self._engine.number_of(label) for label in set(sampled.versions)}
+        numbers = [known[label] for label in sampled.versions]
         if any(number is None for number in numbers):
             self._republish(track, server, sampled)
             return

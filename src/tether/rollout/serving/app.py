@@ -6,10 +6,11 @@ and weights give the same tokens, whatever else is in the batch. A wrong request
 
 import asyncio
 import hmac
+import json
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -20,17 +21,30 @@ from pydantic import Field
 
 from tether.core.config import Settings, validate
 from tether.core.enums import FinishReason
+from tether.core.errors import BadInput
 from tether.core.grammar import ANSWER_CLOSE, THINK_OPEN
-from tether.core.http import DRAIN_SECONDS, Refusal, declared_type, make_server, read_body, read_json, run_server, serving_app, status_of
+from tether.core.http import (
+    DRAIN_SECONDS,
+    Refusal,
+    declared_type,
+    json_object,
+    make_server,
+    read_body,
+    read_json,
+    run_server,
+    serving_app,
+    status_of,
+)
 from tether.core.images import Image, with_placeholders
 from tether.core.telemetry import Telemetry
 from tether.core.version import __version__
 from tether.models.load import LoadedModel
 from tether.models.messages import Message
 from tether.models.tool_formats import Tool
+from tether.rollout.engines.dialects import LINES
 from tether.rollout.engines.publish import PUBLISHER_ADVICE, publisher_tokens
 from tether.rollout.serving.chat import chat_response, envelope, finish_reason, json_response, read_fields, reply_message
-from tether.rollout.serving.requests import COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, SamplingFields
+from tether.rollout.serving.requests import COMPLETION_TOKENS, MOST_RESPONSES, ChatBody, CompletionBody, GenerateBody, SamplingFields
 from tether.rollout.serving.response import COMPUTE_ERRORS
 from tether.rollout.serving.served import Answer, ServedModel
 
@@ -60,9 +74,7 @@ def make_app(served: ServedModel, token: str | None = None) -> "FastAPI":
         served.close()
 
     async def failed(_: Request, error: Exception) -> Response:
-        status, message = status_of(error)
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        return json_response({"error": {"message": message, "type": kind, "code": status}}, status)
+        return json_response(*_error(error))
 
     handlers: dict[Any, Any] = dict.fromkeys((HTTPException, Refusal, *COMPUTE_ERRORS), failed)
     app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers=handlers)
@@ -121,6 +133,7 @@ def _add_information_routes(app: "FastAPI", served: ServedModel) -> None:
 
 def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
     from fastapi import Request, Response
+    from starlette.responses import StreamingResponse
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -161,15 +174,63 @@ def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
 
     @app.post("/inference/v1/generate")
     async def generate(request: Request) -> Response:
-        body = await _read(request, GenerateBody, _most_json(served))
-        _check_model(served, body.model)
-        prompt, images = tuple(body.token_ids), tuple[Image, ...]()
-        if body.images is not None:
-            prompt, images = await asyncio.to_thread(body.images.placed, body.token_ids, served.policy.vision)
-        requests = body.sampling_params.requests(prompt, served.room(prompt, images), COMPLETION_TOKENS, images=images)
-        answers = await served.respond(requests, request.is_disconnected)
-        choices = [_token_choice(body, index, answer) for index, answer in enumerate(answers)]
-        return json_response({"request_id": body.request_id or uuid.uuid4().hex, "choices": choices})
+        if declared_type(request) == LINES:
+            lines = (await read_body(request, _most_json(served))).splitlines()
+            if len(lines) > MOST_RESPONSES:
+                raise Refusal(400, f"the body has {len(lines)} lines; ask for at most {MOST_RESPONSES} responses at a time")
+            return StreamingResponse(_answers(served, lines), media_type=LINES)
+        return json_response(await _generate(served, await _read(request, GenerateBody, _most_json(served)), request.is_disconnected))
+
+
+async def _generate(served: ServedModel, body: GenerateBody, gone: Callable[[], Awaitable[bool]], *, terse: bool = False) -> dict[str, Any]:
+    _check_model(served, body.model)
+    prompt, images = tuple(body.token_ids), tuple[Image, ...]()
+    if body.images is not None:
+        prompt, images = await asyncio.to_thread(body.images.placed, body.token_ids, served.policy.vision)
+    requests = body.sampling_params.requests(prompt, served.room(prompt, images), COMPLETION_TOKENS, images=images)
+    answers = await served.respond(requests, gone)
+    choices = [_token_choice(body, index, answer, terse=terse) for index, answer in enumerate(answers)]
+    return {"request_id": body.request_id or uuid.uuid4().hex, "choices": choices}
+
+
+async def _answers(served: ServedModel, lines: Sequence[bytes]) -> AsyncIterator[str]:
+    """The answers to many requests, each as soon as it is there: `request_id` says to which. One that is refused is refused alone."""
+    ready: asyncio.Queue[asyncio.Task[str]] = asyncio.Queue()
+
+    async def stays() -> bool:
+        return False  # where the client goes, the stream is cancelled
+
+    async def answer(line: bytes) -> str:
+        said: dict[str, Any] = {}
+        try:
+            said = json_object(line, "the line")
+            body = read_fields(said, GenerateBody)
+            if body.sampling_params.n > 1:
+                raise BadInput(f"n is {body.sampling_params.n}, but a line asks for one response; send n lines")
+            reply = await _generate(served, body, stays, terse=True)
+        except (Refusal, *COMPUTE_ERRORS) as error:
+            reply = {"request_id": said.get("request_id"), **_error(error)[0]}
+        return json.dumps(reply) + "\n"
+
+    tasks = [asyncio.create_task(answer(line)) for line in lines]
+    try:
+        for task in tasks:
+            task.add_done_callback(ready.put_nowait)
+        num_left = len(tasks)
+        while num_left:
+            done = [await ready.get(), *(ready.get_nowait() for _ in range(ready.qsize()))]
+            num_left -= len(done)
+            yield "".join(task.result() for task in done)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _error(error: Exception) -> tuple[dict[str, Any], int]:
+    """What a client is told of an error, and the HTTP status."""
+    status, message = status_of(error)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "code": status}}, status
 
 
 def _envelope(
@@ -247,10 +308,14 @@ def _chat_choice(served: ServedModel, body: ChatBody, index: int, answer: Answer
     return choice
 
 
-def _token_choice(body: GenerateBody, index: int, answer: Answer) -> dict[str, Any]:
+def _token_choice(body: GenerateBody, index: int, answer: Answer, *, terse: bool) -> dict[str, Any]:
+    """`terse`: beside its log-prob nothing is said of a token that `token_ids` does not say."""
     pairs = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
     content: list[dict[str, Any]] = [
-        {"token": f"token_id:{token}", "token_id": token, "logprob": value, "rank": None, "top_logprobs": []} for token, value in pairs
+        {"logprob": value}
+        if terse
+        else {"token": f"token_id:{token}", "token_id": token, "logprob": value, "rank": None, "top_logprobs": []}
+        for token, value in pairs
     ]
     logprobs = None if body.sampling_params.logprobs is None else {"content": content}
     return {**_choice(index, answer, stop_reason=None, token_ids=list(answer.completion.token_ids)), "logprobs": logprobs}

@@ -117,7 +117,7 @@ class SamplingFields(ResponseEnd):
     def _uniforms(self, index: int) -> np.random.Generator:
         """The source of one choice's draws: the client's generator, or its seed (and the number of the choice), or chance."""
         if self.generator is not None:
-            bits: Any = np.random.PCG64()
+            bits: Any = np.random.PCG64(0)
             bits.state = self.generator.model_dump()
             return np.random.Generator(bits)
         seed = self.seed if self.seed is not None else secrets.randbits(63)

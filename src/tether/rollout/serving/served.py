@@ -195,16 +195,13 @@ class ServedModel:
         self._engine = NativeEngine(
             self.policy, max_rows=max_rows, max_context=self.policy.max_positions, cache_gb=cache_gb, keeps_slots=True
         )
+        self.vocabulary_size = int(self.policy.config.vocab_size)
         self.max_positions = self._engine.capacity
         """The most tokens of a text. A longer one would not fit into the cache even alone, and the batch that it is in would fail with it."""
         self.thread = EngineThread(self._engine)
 
     def close(self) -> None:
         self.thread.close()
-
-    @property
-    def vocabulary_size(self) -> int:
-        return int(self.policy.config.vocab_size)
 
     def note_name(self, wanted: str | None) -> None:
         """Say once that a chat client asks for another model: agents have names of their own in their code."""
@@ -231,7 +228,9 @@ class ServedModel:
 
     def room(self, prompt: Sequence[int], images: Sequence[Image] = ()) -> int:
         """Tokens that fit after a prompt; refuses one with an id that the model does not have, or with images that did not come with it."""
-        words = {token for token in prompt if token < IMAGE_IDS}
+        words = set(prompt)
+        if self.policy.vision is not None:
+            words = {token for token in words if token < IMAGE_IDS}
         if words and max(words) >= self.vocabulary_size:
             raise BadInput(f"the prompt holds token {max(words)}, but the model has {self.vocabulary_size}; send ids of its tokenizer")
         if self.policy.vision is not None:
@@ -253,14 +252,16 @@ class ServedModel:
             request.done.add_done_callback(note_version)
         waiting = [asyncio.wrap_future(self.thread.submit(request)) for request in requests]
         pending: set[asyncio.Future[Completion]] = set(waiting)
-        while pending:
-            _, pending = await asyncio.wait(pending, timeout=1.0, return_when=asyncio.FIRST_EXCEPTION)
-            if pending and await gone():
-                for future in pending:
-                    future.cancel()
-                raise Refusal(499, "the client has closed the connection")
-            for future in set(waiting) - pending:
-                future.result()  # raises what the batch failed with
+        try:
+            while pending:
+                _, pending = await asyncio.wait(pending, timeout=1.0, return_when=asyncio.FIRST_EXCEPTION)
+                if pending and await gone():
+                    raise Refusal(499, "the client has closed the connection")
+                for future in set(waiting) - pending:
+                    future.result()  # raises what the batch failed with
+        finally:
+            for future in pending:
+                future.cancel()
         return [Answer(request.prompt, future.result(), versions[request.done]) for request, future in zip(requests, waiting, strict=True)]
 
     async def score(self, prompt: tuple[int, ...]) -> list[float]:
