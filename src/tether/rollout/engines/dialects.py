@@ -24,6 +24,8 @@ from tether.models.vision import Vision
 
 LINES = "application/x-ndjson"
 """The type of bodies that hold several requests, or answers: one a line, in JSON."""
+MOST_LINES = 1024
+"""Requests of such a body."""
 UNVERSIONED = ""
 """The label of weights where the server reports none."""
 

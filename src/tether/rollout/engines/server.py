@@ -52,7 +52,7 @@ from tether.core.types import Completion
 from tether.models.endpoint import ServerUnreachable
 from tether.models.policy import Policy
 from tether.rollout.engines.connection import NO_SCORES, Probe, ProbeScores, ServerConnection, default_tolerance
-from tether.rollout.engines.dialects import UNVERSIONED, Malformed, SampledTokens, TokenRequest
+from tether.rollout.engines.dialects import MOST_LINES, UNVERSIONED, Malformed, SampledTokens, TokenRequest
 from tether.rollout.engines.driver import ConversationDriver, Track
 from tether.rollout.engines.publish import named_weights, with_head
 from tether.rollout.engines.stop_rule import StopRule
@@ -463,7 +463,7 @@ class _Run(ConversationDriver[_Row]):
     def flush(self) -> None:
         """Ask each server by one HTTP request for all that was held back: what HTTP costs both sides is more than what sampling costs the host."""
         for server, held in self._held.items():
-            most = max(1, MOST_TOGETHER // max(len(request.ids) for _, request in held))
+            most = min(MOST_LINES, max(1, MOST_TOGETHER // max(len(request.ids) for _, request in held)))
             for first in range(0, len(held), most):
                 tracks, requests = zip(*held[first : first + most], strict=True)
                 alone = [partial(server.generate, request) for request in requests]

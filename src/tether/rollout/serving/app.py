@@ -41,10 +41,10 @@ from tether.core.version import __version__
 from tether.models.load import LoadedModel
 from tether.models.messages import Message
 from tether.models.tool_formats import Tool
-from tether.rollout.engines.dialects import LINES
+from tether.rollout.engines.dialects import LINES, MOST_LINES
 from tether.rollout.engines.publish import PUBLISHER_ADVICE, publisher_tokens
 from tether.rollout.serving.chat import chat_response, envelope, finish_reason, json_response, read_fields, reply_message
-from tether.rollout.serving.requests import COMPLETION_TOKENS, MOST_RESPONSES, ChatBody, CompletionBody, GenerateBody, SamplingFields
+from tether.rollout.serving.requests import COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, SamplingFields
 from tether.rollout.serving.response import COMPUTE_ERRORS
 from tether.rollout.serving.served import Answer, ServedModel
 
@@ -176,8 +176,8 @@ def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
     async def generate(request: Request) -> Response:
         if declared_type(request) == LINES:
             lines = (await read_body(request, _most_json(served))).splitlines()
-            if len(lines) > MOST_RESPONSES:
-                raise Refusal(400, f"the body has {len(lines)} lines; ask for at most {MOST_RESPONSES} responses at a time")
+            if len(lines) > MOST_LINES:
+                raise Refusal(400, f"the body has {len(lines)} lines; send at most {MOST_LINES} at a time")
             return StreamingResponse(_answers(served, lines), media_type=LINES)
         return json_response(await _generate(served, await _read(request, GenerateBody, _most_json(served)), request.is_disconnected))
 
