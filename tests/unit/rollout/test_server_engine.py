@@ -192,9 +192,10 @@ def test_what_may_pass_is_tried_again_with_the_same_draw(proxy: Any, policy: Pol
         lambda lines: "",
         lambda lines: lines[: len(lines) // 2],
         lambda lines: lines + lines,
+        lambda lines: f"{'[' * 100_000}\n{lines.splitlines()[-1]}\n",
         lambda lines: f'5\n[]\n{{"request_id": "x"}}\n{{"request_id": "7000"}}\n{{"request_id": null}}\nhalf\n{lines.splitlines()[-1]}\n',
     ],
-    ids=["all", "none", "cut", "twice", "nonsense"],
+    ids=["all", "none", "cut", "twice", "nested", "nonsense"],
 )
 def test_requests_are_sent_together_and_what_is_not_answered_is_asked_alone(
     proxy: Any, policy: Policy, chat: Any, native: list[Group], change: Callable[[str], str], request: pytest.FixtureRequest
@@ -222,12 +223,13 @@ def test_a_defect_in_what_is_sent_together_ends_the_run(url: str, policy: Policy
             thread.join(10)  # its exception is shown in this test, not in a later one
 
 
-def test_what_is_sent_together_has_a_limit(
-    proxy: Any, policy: Policy, chat: Any, native: list[Group], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limit", ["MOST_TOGETHER", "MOST_LINES"])
+def test_what_is_sent_together_has_limits(
+    proxy: Any, policy: Policy, chat: Any, native: list[Group], limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = _engine(proxy.url, policy)
     longest = max(len(turn.context_ids) for group in native for t in group.trajectories for turn in t.turns[:1])
-    monkeypatch.setattr(server, "MOST_TOGETHER", 2 * longest)
+    monkeypatch.setattr(server, limit, {"MOST_TOGETHER": 2 * longest, "MOST_LINES": 2}[limit])
     assert _tokens(_play(engine, chat)) == _tokens(native) and max(proxy.together) == 2
 
 

@@ -305,7 +305,7 @@ class ServerConnection:
             *lines, rest = data.split(b"\n")
             data[:] = rest
             for line in lines:
-                with suppress(ValueError, LookupError, TypeError):  # also of what is malformed: asked alone, it is judged
+                with suppress(ValueError, LookupError, TypeError, RecursionError):  # also of what is malformed: asked alone, it is judged
                     answer = json.loads(line)
                     number = int(answer["request_id"])
                     take(number, self._read(requests[number], answer))
