@@ -14,6 +14,7 @@ import torch
 from tether.models.fast.backbone import FeedForward, LlamaBackbone
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
 from tether.models.fast.kernels.drafts import DraftState, TextTable
+from tether.models.fast.kernels.launchers import keep_launchers_apart
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import norm_forward, rotate, rotate_and_store, swiglu_forward
 from tether.models.fast.kernels.products import MOST_ROWS, product, product_parts, product_swiglu
@@ -55,6 +56,7 @@ def warm_up_drafts(backbone: LlamaBackbone, sizes: Iterable[tuple[int, int, int]
 
 
 def _run_all(backbone: LlamaBackbone, jobs: list[Callable[[], Any]]) -> None:
+    keep_launchers_apart()
     with ThreadPoolExecutor(len(jobs)) as pool:
         list(pool.map(_run, [backbone.model.device] * len(jobs), jobs))
 
