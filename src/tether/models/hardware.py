@@ -5,6 +5,7 @@ to be timed, then the fastest of a few. A share of that peak says how much of wh
 """
 
 import ctypes
+import errno
 import functools
 import gc
 import os
@@ -156,10 +157,16 @@ def memory_boundary(stage: str, remedy: str, kind: type[Exception] = OutOfMemory
     """Turn a failed allocation of the block into an error of this kind that names the stage and the remedy."""
     try:
         yield
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and not any(text in str(error) for text in _ON_CPU):
+    except (RuntimeError, MemoryError, OSError) as error:
+        if not _is_out_of_memory(error):
             raise
         raise kind(f"out of memory in the {stage} ({' '.join(str(error).split())[:120]}); {remedy}") from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _ON_CPU)
 
 
 def forget_failed(device: torch.device) -> None:

@@ -25,7 +25,7 @@ from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.decoding.drafts import Drafts
 from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
-from tether.models.fast.decoding.rows import INITIAL_POSITIONS, LEAST_COMMON, Common, GroupedPass, PaddedPass, RowPass, position_bytes
+from tether.models.fast.decoding.rows import LEAST_COMMON, Common, GroupedPass, PaddedPass, RowPass, initial_positions, position_bytes
 from tether.models.fast.decoding.sampling import sample
 from tether.models.policy import Policy
 
@@ -274,7 +274,7 @@ class ContiguousDecoder:
         """As many rows as there are slots, or as the budget leaves where each holds `longest` positions; the rest goes into positions."""
         limit = self.num_slots * self.max_positions if self._limit is None else self._limit
         num_rows = min(self.num_slots, limit // longest)
-        generous = min(max(2 * self._cache.capacity, INITIAL_POSITIONS), limit // num_rows, self.max_positions)
+        generous = min(max(2 * self._cache.capacity, initial_positions(self._device)), limit // num_rows, self.max_positions)
         free = [row for row in range(num_rows) if row not in self._slot_at]
         for row in sorted(row for row in self._slot_at if row >= num_rows):
             self._move(row, free.pop())

@@ -15,8 +15,10 @@ Shape legend: B rows of a call, N texts that are fed, S tokens of them all, T of
 model, V vocabulary, H query heads, K key heads, G queries per key head, W width of a head, P sets of rows that hold the same, M rows of such a set.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
+from mmap import mmap
 from typing import NamedTuple, Protocol
 
 import torch
@@ -31,7 +33,6 @@ from tether.models.policy import Policy
 from tether.models.probing import disagreement_with, probe_ids, reason_against
 from tether.models.vision import PlacesOf
 
-INITIAL_POSITIONS = 256
 PROBE_TOKENS = 6
 LEAST_COMMON, LEAST_ROWS = 64, 4
 """Positions, and rows of a set on average, from which on it is faster to read what rows have in common apart from the rest."""
@@ -62,13 +63,13 @@ class RowCache:
         self._targets = (rows_BT, positions_BT) if inside_BT is None else (rows_BT[inside_BT], positions_BT[inside_BT])
         self._rows, self._visible, self._inside_BT = rows, visible, inside_BT
         if visible > self.capacity:
-            self.resize(self.num_rows, max(visible, 2 * self.capacity, INITIAL_POSITIONS))
+            self.resize(self.num_rows, max(visible, 2 * self.capacity, initial_positions(positions_BT.device)))
 
     def resize(self, num_rows: int, capacity: int) -> None:
         """Make rows and positions more or fewer; those that there are before and after keep what they hold."""
         for buffers in (self.keys, self.values):
             for layer, buffer in enumerate(buffers):  # one at a time: the old one is gone before the next is made
-                resized = buffer.new_zeros(num_rows, buffer.shape[1], capacity, buffer.shape[3])
+                resized = _zeros_like(buffer, (num_rows, buffer.shape[1], capacity, buffer.shape[3]))
                 rows, filled = min(num_rows, len(buffer)), min(capacity, buffer.shape[2])
                 resized[:rows, :, :filled] = buffer[:rows, :, :filled]
                 buffers[layer] = resized
@@ -79,7 +80,7 @@ class RowCache:
         """The buffers of a layer; the first states that pass through it, [B, heads, T, width], show its shape."""
         if index == len(self.keys):
             for buffers, states in ((self.keys, key_states), (self.values, value_states)):
-                buffers.append(states.new_zeros(self.num_rows, states.shape[1], self.capacity, states.shape[3]))
+                buffers.append(_zeros_like(states, (self.num_rows, states.shape[1], self.capacity, states.shape[3])))
         return self.keys[index], self.values[index]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
@@ -112,6 +113,20 @@ class RowCache:
     def position_bytes(self) -> int:
         """What one position of one row takes; known once something has been fed."""
         return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in (*self.keys, *self.values))
+
+
+def initial_positions(device: torch.device) -> int:
+    """The capacity that a cache begins with. More positions cost nothing in main memory, and growing copies all that is there."""
+    return 1024 if device.type == "cpu" else 256
+
+
+def _zeros_like(states: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros of the type and on the device of some states. In main memory the system gives them page by page when something is first written there,
+    where torch would write them all and NumPy ask for pages so large that they would be written too; few rows come near the capacity."""
+    if states.device.type != "cpu":
+        return states.new_zeros(shape)
+    memory = mmap(-1, math.prod(shape) * states.element_size())
+    return torch.frombuffer(memory, dtype=states.dtype).view(shape)
 
 
 class CachedDecoder:

@@ -289,7 +289,7 @@ def test_members_of_a_group_read_their_prompt_once(journal: Callable[..., Journa
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_random_walk_within_a_budget(journal: Callable[..., Journal], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for 90 positions in all: rows become fewer and more, positions more and fewer, and memory never exceeds the budget."""
-    monkeypatch.setattr(contiguous, "INITIAL_POSITIONS", 4)
+    monkeypatch.setattr(contiguous, "initial_positions", lambda device: 4)
     j = journal(seed, budget_positions=90)
     shapes, refused = set(), 0
     for _ in range(60):

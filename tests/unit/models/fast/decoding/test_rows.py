@@ -16,8 +16,10 @@ from transformers import (
     Qwen2Config,
 )
 
-from tether.core.errors import BadInput
-from tether.models.fast.decoding.rows import INITIAL_POSITIONS, CachedDecoder
+from tether.core.errors import BadInput, OutOfMemory
+from tether.models.fast.decoding import rows as decoding_rows
+from tether.models.fast.decoding.rows import CachedDecoder
+from tether.models.hardware import memory_boundary
 from tether.models.policy import Policy
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -109,8 +111,9 @@ def test_swapped_rows_change_places(tiny_on_device: Any) -> None:
     _assert_close(shorter, _plain(tiny_on_device.model, torch.cat([prompts[0], end]))[12:])
 
 
-def test_the_cache_grows_and_keeps_what_it_holds(tiny_on_device: Any) -> None:
-    rows = [_ids(INITIAL_POSITIONS - 6, seed=9, vocabulary=400), _ids(40, seed=10, vocabulary=400)]
+def test_the_cache_grows_and_keeps_what_it_holds(tiny_on_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding_rows, "initial_positions", lambda device: 256)
+    rows = [_ids(250, seed=9, vocabulary=400), _ids(40, seed=10, vocabulary=400)]
     more = [_ids(30, seed=11, vocabulary=400), _ids(25, seed=12, vocabulary=400)]
     decoder = CachedDecoder(Policy(tiny_on_device.model), num_rows=2)
     _feed(decoder, 0, rows, [0, 0], pad=0)
@@ -118,6 +121,13 @@ def test_the_cache_grows_and_keeps_what_it_holds(tiny_on_device: Any) -> None:
     for row, logits in enumerate(_feed(decoder, 0, more, [len(part) for part in rows], pad=0)):
         _assert_close(logits, _plain(tiny_on_device.model, torch.cat([rows[row], more[row]]))[len(rows[row]) :])
     assert decoder.cache.capacity == 512
+
+
+def test_a_cache_that_main_memory_cannot_take_is_an_error_that_says_so() -> None:
+    cache = decoding_rows.RowCache(2**40)
+    cache.capacity = 1024
+    with pytest.raises(OutOfMemory, match=r"out of memory in the rollout \(.*\); lower it"), memory_boundary("rollout", "lower it"):
+        cache.layer(0, torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8))
 
 
 def test_a_conversation_past_the_models_positions_is_refused() -> None:
