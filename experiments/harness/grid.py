@@ -84,7 +84,7 @@ class Plan(Settings):
     seeds: str
     arms: list[str] | None = None
     """Fewer arms than the grid has; None: all."""
-    fewer_seeds: dict[str, str] = {}
+    arm_seeds: dict[str, str] = {}
     """Arms that are run under other seeds than the rest."""
     settings: dict[str, Any] = {}
     """Settings in which all runs of the experiment differ from those of the scale; an arm's own go before them."""
@@ -99,15 +99,15 @@ class Plan(Settings):
         parse_seeds(str(text))
         return str(text)
 
-    @field_validator("fewer_seeds")
+    @field_validator("arm_seeds")
     @classmethod
-    def _fewer_seeds(cls, by_arm: dict[str, str]) -> dict[str, str]:
+    def _arm_seeds(cls, by_arm: dict[str, str]) -> dict[str, str]:
         for text in by_arm.values():
             parse_seeds(text)
         return by_arm
 
     def seeds_of(self, arm: str) -> list[int]:
-        return parse_seeds(self.fewer_seeds.get(arm, self.seeds))
+        return parse_seeds(self.arm_seeds.get(arm, self.seeds))
 
 
 class Plot(Settings):
@@ -277,7 +277,7 @@ def _problems(library: Library) -> Iterable[str]:
         for at, plan in grid.scales.items():
             if at in library.shared.scales:
                 yield from _unknown(f"{where} scale {at}", plan.environments, library.shared.scales[at].environments)
-            yield from _unknown(f"{where} scale {at}", [*(plan.arms or []), *plan.fewer_seeds], grid.arms)
+            yield from _unknown(f"{where} scale {at}", [*(plan.arms or []), *plan.arm_seeds], grid.arms)
             yield from _unknown(f"{where} scale {at} targets", plan.targets, plan.environments)
             yield from _unknown(f"{where} scale {at} environment_settings", plan.environment_settings, plan.environments)
         read = [library.grids[other] for other in (name, *grid.reads) if other in library.grids]

@@ -47,11 +47,11 @@ def test_an_arm_may_differ_at_a_scale(tmp_path: Path, files: Files, write_experi
     assert none.settings.get("filter", {}).get("keep") != 0.5
 
 
-def test_an_experiment_may_differ_at_a_scale_and_an_arm_may_have_fewer_seeds(
+def test_an_experiment_may_differ_at_a_scale_and_an_arm_may_have_arm_seeds(
     tmp_path: Path, files: Files, write_experiments: Write
 ) -> None:
     plan = files["one"]["scales"]["tiny"]
-    plan["settings"], plan["fewer_seeds"] = {"evaluation": {"every": 3}, "steps": 60}, {"top_p": "0,4"}
+    plan["settings"], plan["arm_seeds"] = {"evaluation": {"every": 3}, "steps": 60}, {"top_p": "0,4"}
     changed = read_library(write_experiments(tmp_path, files))
     cells = changed.own_cells("one", "tiny")
     assert [(cell.seed, cell.arm) for cell in cells] == [(0, "none"), (0, "top_p"), (1, "none"), (2, "none"), (4, "top_p")]
@@ -90,8 +90,8 @@ def test_smoke_is_one_environment_two_arms_and_small_runs(library: Library) -> N
         (("one", "arms"), ["none", "top_q"], "names 'top_q', which is not there: did you mean 'top_p'"),
         (("one", "scales", "tiny", "environments"), ["sokobann"], "did you mean 'sokoban'"),
         (("one", "scales", "tiny", "seeds"), "2-0", "seeds are '2-0'"),
-        (("one", "scales", "tiny", "fewer_seeds"), {"top_q": "0-1"}, "did you mean 'top_p'"),
-        (("one", "scales", "tiny", "fewer_seeds"), {"top_p": "1-0"}, "seeds are '1-0'"),
+        (("one", "scales", "tiny", "arm_seeds"), {"top_q": "0-1"}, "did you mean 'top_p'"),
+        (("one", "scales", "tiny", "arm_seeds"), {"top_p": "1-0"}, "seeds are '1-0'"),
         (("one", "scales", "tiny", "targets"), {"lake": {"level": 0.5, "million_tokens": 1}}, "targets names 'lake'"),
         (("one", "scales", "tiny", "environment_settings"), {"lake": {}}, "environment_settings names 'lake'"),
         (("one", "table"), ["peak validation/succes"], "validation/success"),
