@@ -157,6 +157,8 @@ def memory_boundary(stage: str, remedy: str, kind: type[Exception] = OutOfMemory
     """Turn a failed allocation of the block into an error of this kind that names the stage and the remedy."""
     try:
         yield
+    except OutOfMemory:  # said already, by a boundary inside
+        raise
     except (RuntimeError, MemoryError, OSError) as error:
         if not _is_out_of_memory(error):
             raise

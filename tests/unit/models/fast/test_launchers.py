@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from triton.runtime import build
 
-from tether.models.fast.kernels.launchers import keep_launchers_apart
+from tether.models.fast.kernels.warm_up import keep_launchers_apart
 
 # What a launcher of Triton 3.6 is to Python: a module without a state of its own (-1), under a name that all of them have.
 LAUNCHER = """

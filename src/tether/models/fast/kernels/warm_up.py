@@ -2,19 +2,27 @@
 
 Triton compiles a kernel when it is first called, in compilers that are processes of their own: one after the other that takes seconds, side by
 side as long as the slowest of them. What was compiled is kept on disk, and the next process finds it there.
+
+Up to version 3.6 Triton makes a C module for every signature of a kernel, and all of them have the name `__triton_launcher`. Where a file is
+loaded a second time, Python does not make a module anew: it takes the one last loaded under that name, whichever that is, and puts the
+contents of this file into it. A thread that had just loaded that other one and reads its `launch` a moment later would start its kernel
+through a launcher of other arguments: an error where their number differs, and wrong results where only their types do. So here every
+caller of the loader gets a module of its own.
 """
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Lock
+from types import ModuleType
 from typing import Any
 
 import torch
+from triton.runtime import build
 
 from tether.models.fast.backbone import FeedForward, LlamaBackbone
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
 from tether.models.fast.kernels.drafts import DraftState, TextTable
-from tether.models.fast.kernels.launchers import keep_launchers_apart
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import norm_forward, rotate, rotate_and_store, swiglu_forward
 from tether.models.fast.kernels.products import MOST_ROWS, product, product_parts, product_swiglu
@@ -26,6 +34,9 @@ BATCH_SIZES = (1, 4, 16, 32, 64, 128)
 """Of steps of decoding: how far attention is split, and whether it starts early, follows from them."""
 FLOAT8_SIZES = (16, MOST_ROWS, 64, 128, 256, 512)
 """Tokens of MLPs in float8, each with products of its own."""
+
+_load: Any = getattr(build, "_load_module_from_path", None)  # private, and later versions may do without
+_loading = Lock()
 
 
 def warm_up(backbone: LlamaBackbone) -> None:
@@ -53,6 +64,19 @@ def warm_up_drafts(backbone: LlamaBackbone, sizes: Iterable[tuple[int, int, int]
     sizes = list(sizes)
     texts = TextTable(1, PAGE, backbone.model.device)
     _run_all(backbone, [*_draft_jobs(texts, sizes), *(partial(_attend_new, backbone, *size) for size in sizes)])
+
+
+def keep_launchers_apart() -> None:
+    """From here on each kernel starts through the launcher that was made for it. Launchers are still built at the same time, outside the lock."""
+    if _load is not None:
+        build._load_module_from_path = _load_copy
+
+
+def _load_copy(name: str, path: str) -> ModuleType:
+    copy = ModuleType(name)
+    with _loading:
+        vars(copy).update(vars(_load(name, path)))
+    return copy
 
 
 def _run_all(backbone: LlamaBackbone, jobs: list[Callable[[], Any]]) -> None:
