@@ -104,7 +104,7 @@ class ContiguousDecoder:
         if not self._row:
             self._cache.keys.clear()
             self._cache.values.clear()
-            self._cache.resize(0, 0)
+            self._cache.resize(0, 0, 0)
 
     @torch.inference_mode()
     def adopt(self, slot: int, source: int, length: int) -> int:
@@ -278,7 +278,7 @@ class ContiguousDecoder:
         free = [row for row in range(num_rows) if row not in self._slot_at]
         for row in sorted(row for row in self._slot_at if row >= num_rows):
             self._move(row, free.pop())
-        self._cache.resize(num_rows, max(longest, generous))
+        self._cache.resize(num_rows, max(longest, generous), max(self._filled.values(), default=0))
 
     def _bring_to_front(self, slots: Sequence[int]) -> None:
         """Move the rows of these slots to the first rows, in any order."""

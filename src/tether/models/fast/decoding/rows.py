@@ -63,15 +63,15 @@ class RowCache:
         self._targets = (rows_BT, positions_BT) if inside_BT is None else (rows_BT[inside_BT], positions_BT[inside_BT])
         self._rows, self._visible, self._inside_BT = rows, visible, inside_BT
         if visible > self.capacity:
-            self.resize(self.num_rows, max(visible, 2 * self.capacity, initial_positions(positions_BT.device)))
+            self.resize(self.num_rows, max(visible, 2 * self.capacity, initial_positions(positions_BT.device)), self.capacity)
 
-    def resize(self, num_rows: int, capacity: int) -> None:
-        """Make rows and positions more or fewer; those that there are before and after keep what they hold."""
+    def resize(self, num_rows: int, capacity: int, filled: int) -> None:
+        """Make rows and positions more or fewer; those that there are before and after keep what they hold in their first `filled` positions."""
         for buffers in (self.keys, self.values):
             for layer, buffer in enumerate(buffers):  # one at a time: the old one is gone before the next is made
                 resized = _zeros_like(buffer, (num_rows, buffer.shape[1], capacity, buffer.shape[3]))
-                rows, filled = min(num_rows, len(buffer)), min(capacity, buffer.shape[2])
-                resized[:rows, :, :filled] = buffer[:rows, :, :filled]
+                rows, kept = min(num_rows, len(buffer)), min(capacity, filled)
+                resized[:rows, :, :kept] = buffer[:rows, :, :kept]
                 buffers[layer] = resized
         self.places.resize(num_rows, capacity)
         self.num_rows, self.capacity = num_rows, capacity

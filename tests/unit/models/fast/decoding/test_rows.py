@@ -1,6 +1,8 @@
 """A cached decoder gives the logits of a plain forward pass over the whole conversation, however it was fed, padded, copied or moved."""
 
+import mmap
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ CONFIGS = {
     "granite": GraniteConfig(**GROUPED, logits_scaling=4.0),
 }
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+STATM = Path("/proc/self/statm")
 POST_PROCESS = ("gemma2", "cohere", "granite")
 
 
@@ -44,6 +47,10 @@ def _random_model(name: str) -> Any:
         if parameter.ndim > 1:
             parameter.data.normal_(0, 0.3)
     return model
+
+
+def _resident_bytes() -> int:
+    return int(STATM.read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
 
 
 def _ids(length: int, seed: int, vocabulary: int = 64) -> Tensor:
@@ -121,6 +128,20 @@ def test_the_cache_grows_and_keeps_what_it_holds(tiny_on_device: Any, monkeypatc
     for row, logits in enumerate(_feed(decoder, 0, more, [len(part) for part in rows], pad=0)):
         _assert_close(logits, _plain(tiny_on_device.model, torch.cat([rows[row], more[row]]))[len(rows[row]) :])
     assert decoder.cache.capacity == 512
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="the memory that a process really has is read from Linux's /proc")
+def test_main_memory_is_taken_when_something_is_written() -> None:
+    cache = decoding_rows.RowCache(64)
+    cache.capacity = 1024
+    before = _resident_bytes()
+    keys, values = cache.layer(0, torch.zeros(1, 8, 1, 64), torch.zeros(1, 8, 1, 64))
+    size = keys.nbytes + values.nbytes
+    assert size == 2**28 and _resident_bytes() - before < size / 8
+    keys[:, :, :100] = 1.0
+    cache.resize(64, 2048, 100)
+    assert _resident_bytes() - before < size / 4
+    assert bool((cache.keys[0][:, :, :100] == 1).all()) and not cache.keys[0][:, :, 100:200].any() and not cache.values[0].any()
 
 
 def test_a_cache_that_main_memory_cannot_take_is_an_error_that_says_so() -> None:
