@@ -4,7 +4,6 @@ Exit codes: 0 success, 2 bad input (what, got, what to do), 1 anything else that
 SIGHUP, 141 where nobody reads the output any more.
 """
 
-import gc
 import os
 import signal
 import sys
@@ -49,9 +48,6 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 LONGEST_MESSAGE = 4_000
 """Characters of an error on the console."""
-OLD_COLLECTIONS = 100
-"""Collections of younger garbage before all objects are looked through, Python's is 10. Importing torch and transformers makes 700,000 that stay, and
-looking through them six times took half a second of every start; a run makes few that would need it."""
 ONE_PROCESS = ("sft", "warmstart")
 """Verbs that train on one rank alone: several would write the same folder."""
 NEED_WEIGHTS = ("doctor", "eval", "export", "serve", "gateway", "diagnose")
@@ -112,7 +108,6 @@ def main(arguments: list[str] | None = None) -> None:
         if any("\ud800" <= letter <= "\udfff" for letter in word):  # bytes that are no UTF-8 come as halves of characters
             _fail(f"argument {number} is not UTF-8 text: '{shortened(word, 60)}'; write it in UTF-8", 2)
     end_with_parent()
-    gc.set_threshold(*gc.get_threshold()[:2], OLD_COLLECTIONS)
     try:
         join_slurm()
         _check_verb(words[0])

@@ -47,7 +47,9 @@ def test_an_arm_may_differ_at_a_scale(tmp_path: Path, files: Files, write_experi
     assert none.settings.get("filter", {}).get("keep") != 0.5
 
 
-def test_an_experiment_may_differ_at_a_scale_and_an_arm_may_have_arm_seeds(tmp_path: Path, files: Files, write_experiments: Write) -> None:
+def test_an_experiment_may_differ_at_a_scale_and_an_arm_may_have_other_seeds(
+    tmp_path: Path, files: Files, write_experiments: Write
+) -> None:
     plan = files["one"]["scales"]["tiny"]
     plan["settings"], plan["arm_seeds"] = {"evaluation": {"every": 3}, "steps": 60}, {"top_p": "0,4"}
     changed = read_library(write_experiments(tmp_path, files))

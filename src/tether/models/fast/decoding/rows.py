@@ -116,7 +116,7 @@ class RowCache:
 
 
 def initial_positions(device: torch.device) -> int:
-    """The capacity that a cache begins with. More positions cost nothing in main memory, and growing copies all that is there."""
+    """The capacity that a cache begins with. More positions cost nothing in main memory until they are written, and growing copies what is filled."""
     return 1024 if device.type == "cpu" else 256
 
 
