@@ -60,7 +60,12 @@ class Outcomes:
 
     @property
     def num_seeds(self) -> int:
-        return len({run.seed for run in self.runs})
+        """Of an arm in an environment, in the mean: some arms are run under more seeds than others.
+
+        >>> Outcomes([RunNumbers("lake", arm, seed, 10, {}) for arm, seeds in {"a": 9, "b": 3}.items() for seed in range(seeds)]).num_seeds
+        6
+        """
+        return round(len(self.runs) / len({(run.env, run.arm) for run in self.runs}))
 
     def decided_on(self, estimate: Estimate) -> Estimate:
         """The estimate that a decision is made on."""

@@ -223,7 +223,7 @@ class Library:
             raise BadInput(f"experiment '{name}' runs nothing at scale tiny; there is nothing to try")
         plan = plans["tiny"]
         arms = (plan.arms if plan.arms is not None else self.grids[source].arms)[:SMOKE_ARMS]
-        small = plan.model_copy(update={"environments": plan.environments[:1], "seeds": "0-1", "arms": arms})
+        small = plan.model_copy(update={"environments": plan.environments[:1], "seeds": "0-1", "arms": arms, "arm_seeds": {}})
         grid = self.grids[source].model_copy(update={"scales": {"tiny": small}})
         own = self.grids[name].model_copy(update={"reads": [source] if source != name else []})
         grids = {name: own, source: grid} if source != name else {name: grid}
