@@ -144,15 +144,21 @@ def forward(
         raise ValueError(f"models of type '{policy.model_type}' have no pass over flat tokens; cut micro-batches by `cut_batch`")
     elif passes is not None and not recompute and (recorded := passes.features(micro, ids_BT)) is not None:
         features_SD, shift = recorded
-        features_ND = features_SD[sent(shift(micro.row_positions(sequence_N, column_N - 1)), policy.device)]
+        features_ND = rows_at(features_SD, sent(shift(micro.row_positions(sequence_N, column_N - 1)), policy.device))
     else:
         attend = micro.attention(policy.backbone.scale, policy.device)
         places_of = policy.places
         places = None if places_of is None else lambda ids: places_of(ids)[0]
         ids_S, positions_S = (sent(part, policy.device) for part in micro.to_flat(ids_BT, places))
         features_SD = policy.backbone.features(ids_S, positions_S, attend, recompute=recompute)
-        features_ND = features_SD[sent(micro.row_positions(sequence_N, column_N - 1), policy.device)]
+        features_ND = rows_at(features_SD, sent(micro.row_positions(sequence_N, column_N - 1), policy.device))
     return Selected(features_ND, sent(ids_BT[index_M[sequence_N], column_N], policy.device))
+
+
+def rows_at(states_SD: Tensor, index_N: Tensor) -> Tensor:
+    """Rows, some of them several times, whose gradients are summed in one order always: of the two ways to write it torch has a backward pass that
+    sums in the order in which threads come, of an index on a CPU, of index_select on a GPU."""
+    return states_SD.index_select(0, index_N) if states_SD.device.type == "cpu" else states_SD[index_N]
 
 
 def _row_features(policy: Policy, ids_BT: Tensor, micro: MicroBatch, tokens: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
@@ -166,7 +172,7 @@ def _row_features(policy: Policy, ids_BT: Tensor, micro: MicroBatch, tokens: tup
     with checkpointed(policy.module) if recompute else nullcontext():  # layers remember for themselves how to be computed again
         features_RWD = policy.features(input_ids=ids_RW, use_cache=False, **positions)
     sequence_N, column_N = tokens
-    return features_RWD.flatten(0, 1)[sent(rows_M[sequence_N] * micro.width + starts_M[sequence_N] + column_N, policy.device)]
+    return rows_at(features_RWD.flatten(0, 1), sent(rows_M[sequence_N] * micro.width + starts_M[sequence_N] + column_N, policy.device))
 
 
 def logprobs_and_entropy(policy: Policy, features_ND: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

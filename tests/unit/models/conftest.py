@@ -1,6 +1,6 @@
-"""Small random models of several architectures, for tests of what must hold for any of them."""
+"""Small random models of several architectures, for tests of what must hold for any of them; more threads than one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -33,6 +33,15 @@ CONFIGS: dict[str, Callable[..., Any]] = {
         vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, word_embed_proj_dim=32, **more
     ),
 }
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Tests have one thread each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tether.models.logprobs import forward, logprobs_and_entropy, token_logprobs
+from tether.models.logprobs import forward, logprobs_and_entropy, rows_at, token_logprobs
 from tether.models.packing import micro_batches
 from tether.models.policy import Policy
 from tether.models.scoring.local import PrefixScorer
@@ -123,6 +123,25 @@ def test_gradients_flow(tiny_model: Any) -> None:
     logprobs, _ = _whole(Policy(tiny_model), tensor([[5, 6, 7]]), mask, 1.0)
     logprobs.sum().backward()
     assert float(tiny_model.get_input_embeddings().weight.grad.abs().sum()) > 0
+
+
+def test_the_gradient_of_a_row_that_is_taken_twice_by_hand() -> None:
+    states = tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).requires_grad_()
+    taken = rows_at(states, tensor([2, 0, 2]))
+    assert taken.tolist() == [[5.0, 6.0], [1.0, 2.0], [5.0, 6.0]]
+    (taken * tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])).sum().backward()
+    assert states.grad is not None and states.grad.tolist() == [[2.0, 20.0], [0.0, 0.0], [5.0, 50.0]]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_gradients_of_a_row_that_is_taken_often_are_summed_in_one_order() -> None:
+    """A shared prompt's last token is taken once for each of its responses. Torch's own backward pass of an index differs between half of such calls."""
+    source = torch.Generator().manual_seed(0)
+    states = torch.randn(3000, 96, generator=source).to(DEVICE).requires_grad_()
+    index = torch.cat([torch.full((600,), 7), torch.randint(3000, (1900,), generator=source)]).to(DEVICE)
+    weights = torch.randn(2500, 96, generator=source).to(DEVICE)
+    grads = [torch.autograd.grad(rows_at(states, index), states, weights)[0] for _ in range(40)]
+    assert all(torch.equal(grads[0], other) for other in grads[1:])
 
 
 def test_the_first_token_cannot_be_selected(tiny_on_device: Any) -> None:

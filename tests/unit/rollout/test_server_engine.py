@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import re
 import resource
 import shutil
 import threading
@@ -194,8 +195,11 @@ def test_what_may_pass_is_tried_again_with_the_same_draw(proxy: Any, policy: Pol
         lambda lines: lines + lines,
         lambda lines: f"{'[' * 100_000}\n{lines.splitlines()[-1]}\n",
         lambda lines: f'5\n[]\n{{"request_id": "x"}}\n{{"request_id": "7000"}}\n{{"request_id": null}}\nhalf\n{lines.splitlines()[-1]}\n',
+        lambda lines: lines.replace('"logprobs": "', '"logprobs": "!'),
+        lambda lines: lines.replace('"token_ids": "', '"token_ids": "AAAA'),
+        lambda lines: re.sub(r'"logprobs": "[^"]{11}', '"logprobs": "AAAAAAAA+H8', lines),
     ],
-    ids=["all", "none", "cut", "twice", "nested", "nonsense"],
+    ids=["all", "none", "cut", "twice", "nested", "nonsense", "no base64", "half a number", "no finite number"],
 )
 def test_requests_are_sent_together_and_what_is_not_answered_is_asked_alone(
     proxy: Any, policy: Policy, chat: Any, native: list[Group], change: Callable[[str], str], request: pytest.FixtureRequest

@@ -1,5 +1,6 @@
 """`tether serve` over real HTTP, with the embedded model: what it samples is what the native engine samples, whoever else is served."""
 
+import base64
 import copy
 import json
 import socket
@@ -184,6 +185,48 @@ def test_lines_of_one_body_are_answered_one_by_one(url: str) -> None:
         assert mine == theirs
     refused = httpx.post(f"{url}/inference/v1/generate", content=_lines(*["{}"] * 1025), headers={"Content-Type": LINES})
     assert refused.status_code == 400 and "at most 1024" in refused.json()["error"]["message"]
+
+
+def test_packed_numbers_are_the_same_numbers(url: str) -> None:
+    plain = _line("plain", 9)
+    text = base64.b64encode(np.array([5, 6, 7], "<u4").tobytes()).decode()
+    asked = [plain, {**plain, "request_id": "packed", "packed": True, "token_ids": text}]
+    reply = httpx.post(f"{url}/inference/v1/generate", content=_lines(*asked), headers={"Content-Type": LINES}, timeout=60)
+    found = {answer["request_id"]: answer["choices"][0] for answer in map(json.loads, reply.iter_lines())}
+    ids, logprobs = (base64.b64decode(found["packed"][name]) for name in ("token_ids", "logprobs"))
+    assert np.frombuffer(ids, "<u4").tolist() == found["plain"]["token_ids"]
+    assert np.frombuffer(logprobs, "<f8").tolist() == [entry["logprob"] for entry in found["plain"]["logprobs"]["content"]]
+    alone = _post(url, "/inference/v1/generate", **asked[1])["choices"][0]
+    assert alone["token_ids"] == found["packed"]["token_ids"] and isinstance(alone["logprobs"], str)
+
+
+@pytest.mark.parametrize("ids", [[5, 6, 7], "", "BQ==", "BQAAAA==x", "BQ&AAA==", 5, None])
+def test_ids_that_are_not_packed_are_refused(url: str, ids: Any) -> None:
+    body = {**_line("one", 2), "packed": True, "token_ids": ids}
+    reply = httpx.post(f"{url}/inference/v1/generate", json=body)
+    assert reply.status_code == 400 and "token_ids" in reply.json()["error"]["message"]
+
+
+def test_as_many_answers_as_lines_whenever_they_end(tiny: Any) -> None:
+    """The engine tells the loop once of several: none may be left behind."""
+    served = ServedModel("tiny", tiny, max_rows=64)
+    with serving_app(make_app(served), "tiny") as url:
+        for seed in range(4):
+            lines = _lines(*(_line(str(number), 1 + (7 * number + seed) % 5, seed=number) for number in range(200)))
+            reply = httpx.post(f"{url}/inference/v1/generate", content=lines, headers={"Content-Type": LINES}, timeout=60)
+            assert sorted(int(json.loads(line)["request_id"]) for line in reply.iter_lines()) == list(range(200))
+
+
+def test_requests_of_one_body_are_queued_together(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So their prompts are computed in one pass."""
+    served = ServedModel("tiny", tiny, max_rows=64)
+    queued: list[int] = []
+    submit_all = served.thread.submit_all
+    monkeypatch.setattr(served.thread, "submit_all", lambda requests: (queued.append(len(requests)), submit_all(requests))[1])
+    with serving_app(make_app(served), "tiny") as url:
+        lines = _lines(*(_line(str(number), 2) for number in range(30)))
+        httpx.post(f"{url}/inference/v1/generate", content=lines, headers={"Content-Type": LINES}, timeout=60)
+    assert queued == [30]
 
 
 def test_lines_whose_client_has_gone_are_dropped_unless_they_have_begun(tiny: Any) -> None:

@@ -310,7 +310,7 @@ class ServerConnection:
                     number = int(answer["request_id"])
                     take(number, self._read(requests[number], answer))
 
-        bodies = [{**self.dialect.body(self.model, request), "request_id": str(number)} for number, request in enumerate(requests)]
+        bodies = [{**self.dialect.line(self.model, request), "request_id": str(number)} for number, request in enumerate(requests)]
         content = "\n".join(json.dumps(body, separators=(",", ":")) for body in bodies).encode()
         self.endpoint.call("POST", self.dialect.path, content=content, content_type=LINES, delays=(), on_data=on_data)
 

@@ -69,7 +69,7 @@ REPUBLISH_ATTEMPTS = 3
 LONGEST_WAIT = 10.0
 """Seconds between two looks at servers that are all unreachable; the first wait is much shorter."""
 MOST_TOGETHER = 500_000
-"""Tokens of the prompts that one HTTP request holds: some 4 MB, of which `tether serve` takes 16."""
+"""Tokens of the prompts that one HTTP request holds: some 3 MB, of which `tether serve` takes 16."""
 OUTDATED_SECONDS = 10.0
 """How long a rank that publishes nothing waits for weights on a server that it needs, before all ranks are asked to publish again."""
 

@@ -41,11 +41,11 @@ from tether.core.version import __version__
 from tether.models.load import LoadedModel
 from tether.models.messages import Message
 from tether.models.tool_formats import Tool
-from tether.rollout.engines.dialects import LINES, MOST_LINES
+from tether.rollout.engines.dialects import IDS, LINES, LOGPROBS, MOST_LINES, packed
 from tether.rollout.engines.publish import PUBLISHER_ADVICE, publisher_tokens
 from tether.rollout.serving.chat import chat_response, envelope, finish_reason, json_response, read_fields, reply_message
 from tether.rollout.serving.requests import COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, SamplingFields
-from tether.rollout.serving.response import COMPUTE_ERRORS
+from tether.rollout.serving.response import COMPUTE_ERRORS, ResponseRequest
 from tether.rollout.serving.served import Answer, ServedModel
 
 if TYPE_CHECKING:
@@ -182,48 +182,55 @@ def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
         return json_response(await _generate(served, await _read(request, GenerateBody, _most_json(served)), request.is_disconnected))
 
 
-async def _generate(served: ServedModel, body: GenerateBody, gone: Callable[[], Awaitable[bool]], *, terse: bool = False) -> dict[str, Any]:
+async def _generate(served: ServedModel, body: GenerateBody, gone: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
+    answers = await served.respond(await _token_requests(served, body), gone)
+    choices = [_token_choice(body, index, answer) for index, answer in enumerate(answers)]
+    return {"request_id": body.request_id or uuid.uuid4().hex, "choices": choices}
+
+
+async def _token_requests(served: ServedModel, body: GenerateBody) -> list[ResponseRequest]:
     _check_model(served, body.model)
     prompt, images = tuple(body.token_ids), tuple[Image, ...]()
     if body.images is not None:
         prompt, images = await asyncio.to_thread(body.images.placed, body.token_ids, served.policy.vision)
-    requests = body.sampling_params.requests(prompt, served.room(prompt, images), COMPLETION_TOKENS, images=images)
-    answers = await served.respond(requests, gone)
-    choices = [_token_choice(body, index, answer, terse=terse) for index, answer in enumerate(answers)]
-    return {"request_id": body.request_id or uuid.uuid4().hex, "choices": choices}
+    return body.sampling_params.requests(prompt, served.room(prompt, images), COMPLETION_TOKENS, images=images)
 
 
 async def _answers(served: ServedModel, lines: Sequence[bytes]) -> AsyncIterator[str]:
-    """The answers to many requests, each as soon as it is there: `request_id` says to which. One that is refused is refused alone."""
-    ready: asyncio.Queue[asyncio.Task[str]] = asyncio.Queue()
+    """The answers to many requests, each as soon as it is there: `request_id` says to which. One that is refused is refused alone.
 
-    async def stays() -> bool:
-        return False  # where the client goes, the stream is cancelled
-
-    async def answer(line: bytes) -> str:
+    All are read before the first is queued: one thread of Python computes and another reads, and a prompt that came alone would be computed alone.
+    """
+    bodies, requests, refused = [], [], []
+    for line in lines:
         said: dict[str, Any] = {}
         try:
             said = json_object(line, "the line")
             body = read_fields(said, GenerateBody)
             if body.sampling_params.n > 1:
                 raise BadInput(f"n is {body.sampling_params.n}, but a line asks for one response; send n lines")
-            reply = await _generate(served, body, stays, terse=True)
+            requests += await _token_requests(served, body)
+            bodies.append(body)
         except (Refusal, *COMPUTE_ERRORS) as error:
-            reply = {"request_id": said.get("request_id"), **_error(error)[0]}
-        return json.dumps(reply) + "\n"
-
-    tasks = [asyncio.create_task(answer(line)) for line in lines]
+            refused.append(_refused_line(said.get("request_id"), error))
+    if refused:
+        yield "".join(refused)
     try:
-        for task in tasks:
-            task.add_done_callback(ready.put_nowait)
-        num_left = len(tasks)
-        while num_left:
-            done = [await ready.get(), *(ready.get_nowait() for _ in range(ready.qsize()))]
-            num_left -= len(done)
-            yield "".join(task.result() for task in done)
-    finally:
-        for task in tasks:
-            task.cancel()
+        async for found in served.answers(requests):
+            yield "".join(_answer_line(bodies[number], answer) for number, answer in found)
+    except Refusal as error:  # of all
+        yield "".join(_refused_line(body.request_id, error) for body in bodies)
+
+
+def _answer_line(body: GenerateBody, answer: Answer | Exception) -> str:
+    if isinstance(answer, Exception):
+        return _refused_line(body.request_id, answer)
+    reply = {"request_id": body.request_id or uuid.uuid4().hex, "choices": [_token_choice(body, 0, answer, terse=True)]}
+    return json.dumps(reply) + "\n"
+
+
+def _refused_line(request_id: str | None, error: Exception) -> str:
+    return json.dumps({"request_id": request_id, **_error(error)[0]}) + "\n"
 
 
 def _error(error: Exception) -> tuple[dict[str, Any], int]:
@@ -308,17 +315,23 @@ def _chat_choice(served: ServedModel, body: ChatBody, index: int, answer: Answer
     return choice
 
 
-def _token_choice(body: GenerateBody, index: int, answer: Answer, *, terse: bool) -> dict[str, Any]:
+def _token_choice(body: GenerateBody, index: int, answer: Answer, *, terse: bool = False) -> dict[str, Any]:
     """`terse`: beside its log-prob nothing is said of a token that `token_ids` does not say."""
-    pairs = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
-    content: list[dict[str, Any]] = [
-        {"logprob": value}
-        if terse
-        else {"token": f"token_id:{token}", "token_id": token, "logprob": value, "rank": None, "top_logprobs": []}
-        for token, value in pairs
-    ]
-    logprobs = None if body.sampling_params.logprobs is None else {"content": content}
-    return {**_choice(index, answer, stop_reason=None, token_ids=list(answer.completion.token_ids)), "logprobs": logprobs}
+    sampled = answer.completion
+    ids: list[int] | str = list(sampled.token_ids)
+    logprobs: dict[str, Any] | str
+    if body.packed:
+        ids, logprobs = packed(sampled.token_ids, IDS), packed(sampled.logprobs, LOGPROBS)
+    elif terse:
+        logprobs = {"content": [{"logprob": value} for value in sampled.logprobs]}
+    else:
+        pairs = zip(sampled.token_ids, sampled.logprobs, strict=True)
+        named: list[dict[str, Any]] = [
+            {"token": f"token_id:{token}", "token_id": token, "logprob": value, "rank": None, "top_logprobs": []} for token, value in pairs
+        ]
+        logprobs = {"content": named}
+    wanted = body.sampling_params.logprobs is not None
+    return {**_choice(index, answer, stop_reason=None, token_ids=ids), "logprobs": logprobs if wanted else None}
 
 
 # ----------------------------------------------------------------------------------------------------------------- weights

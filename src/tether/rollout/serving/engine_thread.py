@@ -9,7 +9,7 @@ therefore never change inside a response, and no key or value of old weights is 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -96,21 +96,27 @@ class EngineThread:
 
     def submit(self, request: ResponseRequest) -> Future[Completion]:
         """Queue a request; its future gets the completion, or the error that ended its batch."""
+        self.submit_all((request,))
+        return request.done
+
+    def submit_all(self, requests: Sequence[ResponseRequest]) -> None:
+        """Queue requests at once, so that their prompts are computed together."""
 
         def on_progress() -> None:
             self._progress = time.monotonic()
             if self._closed:
                 raise ServerStopped("the server stopped")
 
+        admissions = [Admission(request, request.sampling, on_progress) for request in requests]
         with self._changed:
             self._check_open()
             self._note_arrival()
-            self._unfinished.add(request)
+            self._unfinished.update(requests)
             waiting = self._held if self._jobs else self._queue
-            waiting.append(Admission(request, request.sampling, on_progress))
+            waiting.extend(admissions)
             self._changed.notify()
-        request.done.add_done_callback(lambda _: self._unfinished.discard(request))
-        return request.done
+        for request in requests:
+            request.done.add_done_callback(lambda _, request=request: self._unfinished.discard(request))  # type: ignore[misc]
 
     def exclusive(self, job: Callable[[], T]) -> "Future[T]":
         """Run a job when no request decodes."""

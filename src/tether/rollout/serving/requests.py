@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 
 from tether.core.config import Settings
 from tether.core.errors import BadInput
 from tether.core.images import IMAGE_IDS, MOST_IMAGES, MOST_PATCHES, Image, SentImages, image_digests, with_patches
 from tether.core.protocols import Sampling
 from tether.models.vision import Vision
+from tether.rollout.engines.dialects import IDS, unpacked
 from tether.rollout.serving.chat import MOST_STOPS, ChatFields, ResponseEnd
 from tether.rollout.serving.response import ResponseRequest
 
@@ -211,6 +212,8 @@ class ImageFields(Settings):
 class GenerateBody(Settings):
     """POST /inference/v1/generate, vLLM's route of token ids."""
 
+    packed: bool = False
+    """`token_ids` is text, and in the answer `token_ids` and `logprobs` are: see `packed` of engines/dialects.py."""
     token_ids: Annotated[Ids, Field(min_length=1)]
     images: ImageFields | None = None
     sampling_params: TokenSampling = TokenSampling()
@@ -220,3 +223,16 @@ class GenerateBody(Settings):
     # Without meaning here: caches end with their weights, and requests are taken in order.
     cache_salt: str | None = None
     priority: int = 0
+
+    @field_validator("token_ids", mode="wrap")
+    @classmethod
+    def _unpacked(cls, given: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        if not info.data.get("packed"):
+            return check(given)
+        try:
+            ids = unpacked(given, IDS)
+        except (TypeError, ValueError):
+            ids = []
+        if not ids:
+            raise ValueError("must be base64 of one or more 32-bit integers, the lowest byte first, because packed is true")
+        return ids

@@ -12,11 +12,12 @@ import logging
 import re
 import secrets
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -228,13 +229,11 @@ class ServedModel:
 
     def room(self, prompt: Sequence[int], images: Sequence[Image] = ()) -> int:
         """Tokens that fit after a prompt; refuses one with an id that the model does not have, or with images that did not come with it."""
-        words = set(prompt)
+        words = prompt if self.policy.vision is None else {token for token in prompt if token < IMAGE_IDS}
+        if (largest := max(words, default=0)) >= self.vocabulary_size:
+            raise BadInput(f"the prompt holds token {largest}, but the model has {self.vocabulary_size}; send ids of its tokenizer")
         if self.policy.vision is not None:
-            words = {token for token in words if token < IMAGE_IDS}
-        if words and max(words) >= self.vocabulary_size:
-            raise BadInput(f"the prompt holds token {max(words)}, but the model has {self.vocabulary_size}; send ids of its tokenizer")
-        if self.policy.vision is not None:
-            if unseen := words.intersection(self.policy.vision.never_sampled):
+            if unseen := set(words).intersection(self.policy.vision.never_sampled):
                 raise BadInput(
                     f"the prompt holds token {min(unseen)}, which stands for an image, without one; send images with their request"
                 )
@@ -263,6 +262,39 @@ class ServedModel:
             for future in pending:
                 future.cancel()
         return [Answer(request.prompt, future.result(), versions[request.done]) for request, future in zip(requests, waiting, strict=True)]
+
+    async def answers(self, requests: Sequence[ResponseRequest]) -> AsyncIterator[list[tuple[int, Answer | Exception]]]:
+        """The responses of some requests, or what they failed with, by their numbers: each as soon as it is there. Where nobody waits for them any
+        more, those that have not begun are dropped."""
+        loop, is_there = asyncio.get_running_loop(), asyncio.Event()
+        there: deque[tuple[int, Answer | Exception]] = deque()
+
+        def take(number: int, done: Future[Completion]) -> None:
+            if done.cancelled():
+                return
+            error = done.exception()  # `version`: in the engine's thread, before any job can change it
+            failed = error if error is None or isinstance(error, Exception) else RuntimeError(str(error))
+            there.append((number, failed or Answer(requests[number].prompt, done.result(), self.version)))
+            if len(there) == 1:  # of several the loop is told once
+                with suppress(RuntimeError):  # it has ended
+                    loop.call_soon_threadsafe(is_there.set)
+
+        for number, request in enumerate(requests):
+            request.done.add_done_callback(partial(take, number))
+        try:
+            self.thread.submit_all(requests)
+            num_left = len(requests)
+            while num_left:
+                await is_there.wait()
+                is_there.clear()
+                found = []
+                while there:
+                    found.append(there.popleft())
+                num_left -= len(found)
+                yield found
+        finally:
+            for request in requests:
+                request.done.cancel()
 
     async def score(self, prompt: tuple[int, ...]) -> list[float]:
         """log p of every token of a prompt but the first, at temperature 1."""

@@ -1,6 +1,6 @@
 """A decoder over contiguous rows draws what a plain pass over each whole conversation would draw, whatever it moves, copies or resizes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -167,17 +167,9 @@ def test_a_slot_begins_with_what_another_holds(journal: Callable[..., Journal]) 
     assert j.num_compared == 2 + 4 + 1 + 3 + 1 + 2 + 3 + 4
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    """Tests have one thread each; products of few rows are computed otherwise on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("two_threads")
 def test_few_rows_on_several_threads(journal: Callable[..., Journal]) -> None:
+    """Products of few rows are computed otherwise on several threads."""
     j = journal()
     j.feed((0,), (1,), (2,), (3,), (4,), (5,), lengths=(3, 9, 1, 4, 12, 2))
     j.decode(0, 1, 2, 3, 4, 5, count=2)
