@@ -40,6 +40,29 @@ def test_the_slot_with_the_longest_beginning_of_a_prompt_is_found() -> None:
     assert kept.find([1, 2, 3, 4, 5, 6]).length == 0
 
 
+def test_the_slot_that_a_prompt_continues_is_the_one_that_find_says() -> None:
+    """Of few words, so that beginnings are shared; tokens that a slot holds no more stay written."""
+    draws = generator(0, "continued")
+    continued = 0
+    for _ in range(300):
+        kept = KeptSlots()
+        texts = [draws.integers(3, size=int(draws.integers(1, 7))).tolist() for _ in range(int(draws.integers(1, 7)))]
+        for slot, text in enumerate(texts):
+            kept.keep(slot, text)
+        for slot, action in enumerate(draws.integers(4, size=len(texts)).tolist()):
+            if action == 0:
+                kept.take(slot)  # live from now on
+            elif action == 1:
+                kept.drop(slot)
+        for _ in range(5):
+            prompt = [*texts[int(draws.integers(len(texts)))], *draws.integers(3, size=int(draws.integers(0, 3))).tolist()]
+            found = kept.find(prompt)
+            expected = found.slot if kept.is_all_of(found.slot, found.length) else -1
+            assert kept.continued(prompt) == expected
+            continued += expected >= 0
+    assert continued > 300 and KeptSlots().continued([1, 2]) == -1
+
+
 def test_what_is_promised_is_not_held_before_it_is_computed() -> None:
     kept = KeptSlots()
     kept.keep(2, [5, 6])

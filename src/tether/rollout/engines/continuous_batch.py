@@ -182,13 +182,12 @@ class ContinuousBatch:
         """Whether a row continues all of a conversation that has ended, and has its slot. Otherwise a slot is free for it."""
         if not self._kept:
             return False
-        found = self._kept.find(row.tokens)
-        if self._kept.is_all_of(found.slot, found.length):
-            self._kept.take(found.slot)
-            row.slot = found.slot
-            self._skip(row, found.length)
+        slot = self._kept.continued(row.tokens)
+        if slot >= 0:
+            row.slot = slot
+            self._skip(row, self._kept.take(slot))
             return True
-        if not self._slots_free and not self._give_up_kept(but=found.slot):
+        if not self._slots_free and not self._give_up_kept(but=self._kept.find(row.tokens).slot):
             self._give_up_kept()
         return False
 

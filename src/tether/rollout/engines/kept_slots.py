@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
 
 LEAST_SHARED = 64
 """Positions: a shorter beginning is computed in the time that it takes to share it."""
@@ -33,7 +36,7 @@ class KeptSlots:
     def __init__(self) -> None:
         self._ended: dict[int, None] = {}
         """Kept slots; the one last used is at the end."""
-        self._tokens_BL = np.zeros((0, 0), dtype=np.int64)
+        self._tokens_BL: Ints = np.zeros((0, 0), dtype=np.int64)
         self._held_B = np.zeros(0, dtype=np.int64)
         self._promised_B = np.zeros(0, dtype=np.int64)
         """How many of its tokens each slot holds, and will hold."""
@@ -69,6 +72,32 @@ class KeptSlots:
         self.hold(slot)
         self._ended[slot] = None
 
+    def continued(self, prompt: Sequence[int]) -> int:
+        """The kept slot that holds nothing but the longest beginning of a prompt that any slot holds; -1 where there is none.
+
+        As `find` and `is_all_of` would say, but rows are compared only where they end as the prompt does there: most requests continue a conversation.
+        """
+        slots_E = np.fromiter(self._ended, dtype=np.int64, count=len(self._ended))
+        lengths_E = self._held_B[slots_E]
+        usable_E = (lengths_E > 0) & (lengths_E < len(prompt))
+        slots_E, lengths_E = slots_E[usable_E], lengths_E[usable_E]
+        prompt_T = np.array(prompt, dtype=np.int64)
+        alike_E = self._tokens_BL[slots_E, lengths_E - 1] == prompt_T[lengths_E - 1]
+        for length, slot in sorted(zip((-lengths_E[alike_E]).tolist(), slots_E[alike_E].tolist(), strict=True)):
+            if self._begins(slot, prompt_T[:-length]):
+                return -1 if self._holds_more(prompt_T, -length) else slot
+        return -1
+
+    def _holds_more(self, prompt_T: Ints, length: int) -> bool:
+        """Whether any slot holds more than so many tokens of a prompt, its last one aside."""
+        if length + 1 >= min(len(prompt_T), 1 + self._tokens_BL.shape[1]):
+            return False
+        longer_X = np.flatnonzero((self._held_B > length) & (self._tokens_BL[:, length] == prompt_T[length]))
+        return any(self._begins(slot, prompt_T[: length + 1]) for slot in longer_X.tolist())
+
+    def _begins(self, slot: int, tokens_L: Ints) -> bool:
+        return bool((self._tokens_BL[slot, : len(tokens_L)] == tokens_L).all())
+
     def find(self, prompt: Sequence[int]) -> Found:
         """The slot that holds the longest beginning of a prompt; of several, a kept one that holds nothing else."""
         if not len(self._held_B) or not prompt:
@@ -78,17 +107,19 @@ class KeptSlots:
         common_B = np.where(differs_BL.any(axis=1), differs_BL.argmax(axis=1), width) if width else np.zeros_like(self._held_B)
         held_B = np.minimum(common_B, self._held_B)
         length = int(held_B.max())
-        longest = np.flatnonzero(held_B == length).tolist()
-        slot = next((slot for slot in longest if self.is_all_of(slot, length)), longest[0])
+        longest_B = held_B == length
+        whole = np.flatnonzero(longest_B & (self._held_B == length)).tolist()
+        slot = next((slot for slot in whole if self.is_all_of(slot, length)), int(longest_B.argmax()))
         return Found(slot, length, int(np.minimum(common_B, self._promised_B).max()))
 
     def is_all_of(self, slot: int, length: int) -> bool:
         """Whether a slot is kept and holds so many tokens and no more: a conversation that continues them may have it."""
         return slot in self._ended and self._held_B[slot] == length > 0
 
-    def take(self, slot: int) -> None:
-        """A kept slot goes on with a conversation that continues it."""
+    def take(self, slot: int) -> int:
+        """A kept slot goes on with a conversation that continues it; returns how many tokens it holds."""
         del self._ended[slot]
+        return int(self._held_B[slot])
 
     def drop(self, slot: int) -> None:
         """A slot holds nothing any more."""
