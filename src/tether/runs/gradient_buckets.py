@@ -9,9 +9,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import plotly.graph_objects as go
 
+from tether.core.config import merge
 from tether.runs.figures import MUTED, Chart, dress, mixed, pushed_apart
 from tether.runs.panels import BLUE, ORANGE, WORDS
 from tether.runs.schema import StepRecord
@@ -109,17 +111,17 @@ def norm_figure(shown: Decomposition, beside: Sequence[Decomposition]) -> go.Fig
             )
         )  # fmt: skip
         ends.append(((math.log10(heights[-1]) - bottom) / (top - bottom), label, colour))
+    ticks = {
+        "tickvals": [10.0**floor, *(10.0**decade for decade in decades)],
+        "ticktext": ["0", *(f"{10.0**decade:g}" for decade in decades)],
+    }
+    _dress_buckets(figure, "bucket, reward variance", yaxis={"type": "log", "range": [bottom, top], **ticks})
     ends.sort()
     for height, (_, label, colour) in zip(pushed_apart([end[0] for end in ends]), ends, strict=True):
         figure.add_annotation(
             x=1.012, xref="paper", y=height, yref="paper", text=label, showarrow=False, xanchor="left", yanchor="middle",
             font={"color": colour, "size": 12},
         )  # fmt: skip
-    _dress_buckets(figure, "bucket, reward variance")
-    figure.update_yaxes(
-        type="log", range=[bottom, top], tickvals=[10.0**floor, *(10.0**decade for decade in decades)],
-        ticktext=["0", *(f"{10.0**decade:g}" for decade in decades)],
-    )  # fmt: skip
     return figure
 
 
@@ -141,12 +143,17 @@ def share_figure(metric: str, compared: Sequence[Decomposition], percent: bool) 
                 hovertemplate=f"step {each.step}: {value}<extra></extra>",
             )
         )
-    _dress_buckets(figure, "bucket")
-    figure.update_layout(barmode="group", bargap=0.35, showlegend=len(compared) > 1, margin={"r": 20})
-    figure.update_layout(legend={"orientation": "h", "y": 1.12, "x": 0, "font": {"size": 12, "color": MUTED}})
-    figure.update_yaxes(rangemode="tozero", tickformat="~g", nticks=5)
-    if percent:
-        figure.update_yaxes(range=[0, 1.04], tickformat=".0%", dtick=0.25)
+    ticks = {"range": [0, 1.04], "tickformat": ".0%", "dtick": 0.25} if percent else {"tickformat": "~g"}
+    _dress_buckets(
+        figure,
+        "bucket",
+        barmode="group",
+        bargap=0.35,
+        showlegend=len(compared) > 1,
+        margin={"r": 20},
+        legend={"orientation": "h", "y": 1.12, "x": 0, "font": {"size": 12, "color": MUTED}},
+        yaxis={"rangemode": "tozero", "nticks": 5, **ticks},
+    )
     return figure
 
 
@@ -183,7 +190,6 @@ def _plain(value: float | None) -> str:
     return "—" if value is None else f"{value:.3g}".replace("-", "−")
 
 
-def _dress_buckets(figure: go.Figure, title: str) -> None:
-    dress(figure, right_margin=86)
-    figure.update_layout(height=270, margin={"b": 56})
-    figure.update_xaxes(type="category", title_text=title)
+def _dress_buckets(figure: go.Figure, title: str, **own: Any) -> None:
+    common = {"height": 270, "margin": {"r": 86, "b": 56}, "xaxis": {"type": "category", "title": {"text": title}}}
+    dress(figure, **merge(common, own))

@@ -150,13 +150,19 @@ def _groups_chart(run: LiveRun, step: int | None) -> Chart:
         numbers, heights = [str(group.number) for group in held], [group.reward_variance for group in held]
         hover = "group %{x}: %{y:.4~g}<extra></extra>"
         figure.add_trace(go.Bar(x=numbers, y=heights, name=label, marker={"color": colour}, hovertemplate=hover))
-    dress(figure, right_margin=20)
-    figure.update_layout(barmode="overlay", bargap=0.25, hovermode="closest", showlegend=True)
-    figure.update_layout(legend={"orientation": "h", "y": 1.14, "x": 0})
-    figure.update_xaxes(type="category", title_text="group, most reward variance first", categoryorder="array")
     few = {"tickmode": "linear", "dtick": 1} if len(measured) <= MOST_TICKS else {}
-    figure.update_xaxes(categoryarray=[str(group.number) for group in measured], tickfont={"size": 11 if len(measured) <= 24 else 9}, **few)
-    figure.update_yaxes(rangemode="tozero", tickformat="~g", nticks=5)
+    categories = {"type": "category", "categoryorder": "array", "categoryarray": [str(group.number) for group in measured]}
+    title, size = {"text": "group, most reward variance first"}, 11 if len(measured) <= 24 else 9
+    dress(
+        figure,
+        barmode="overlay",
+        bargap=0.25,
+        hovermode="closest",
+        showlegend=True,
+        legend={"orientation": "h", "y": 1.14, "x": 0},
+        xaxis={**categories, "title": title, "tickfont": {"size": size}, **few},
+        yaxis={"rangemode": "tozero", "tickformat": "~g", "nticks": 5},
+    )
     return Chart(GROUPS, "Reward variance by group", "Reward variance of each group of the step, and what the filter kept of them.", figure)
 
 
