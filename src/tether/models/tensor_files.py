@@ -10,6 +10,8 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,8 @@ WRITERS = max(2, min(8, (os.cpu_count() or 1) // 2))
 FILE_BYTES = 2**29
 """About the size of a file, so that the disk works on the first ones while others are written."""
 PIECE = 2**23
+SENT = 2**25
+"""Bytes after which the disk is to begin with them: else it does nothing until a file is complete, and then the processor waits for it."""
 NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -80,7 +84,7 @@ def write_file(file: TensorFile) -> dict[str, Any]:
         header[name] = {"dtype": NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
+    digest, num_sent = hashlib.sha256(), 0
     with file.path.open("xb") as out:
         for part in (len(text).to_bytes(8, "little"), text):
             out.write(part)
@@ -90,9 +94,21 @@ def write_file(file: TensorFile) -> dict[str, Any]:
             for start in range(0, len(content), PIECE):
                 out.write(content[start : start + PIECE])
                 digest.update(content[start : start + PIECE])
+                num_sent = _sent_to_disk(out, num_sent)
         out.flush()
         os.fsync(out.fileno())
         return {"bytes": out.tell(), "sha256": digest.hexdigest()}
+
+
+def _sent_to_disk(out: BufferedWriter, num_sent: int) -> int:
+    """Let the system begin to write what a file has got since so many bytes, if that is much; returns how many it was told of."""
+    written = out.tell()
+    if written - num_sent < SENT or not hasattr(os, "posix_fadvise"):
+        return num_sent
+    out.flush()
+    with suppress(OSError):  # of a file system that takes no advice
+        os.posix_fadvise(out.fileno(), num_sent, written - num_sent, os.POSIX_FADV_DONTNEED)
+    return written
 
 
 def shared_out(entries: Mapping[str, Entry], path_of: Callable[[int], Path]) -> list[TensorFile]:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PIECE = 2**20
+PIECE = 2**17
+"""Numbers that are worked on at once: they stay in the core's own cache. Of a million the rounding takes four times as long."""
 
 
 class LowBits(NamedTuple):
@@ -53,10 +54,14 @@ def joined(rounded: Tensor, saved: LowBits) -> Tensor:
 def in_bfloat16(numbers: Tensor) -> Tensor:
     """Float32 numbers rounded to the nearest bfloat16, as torch does it."""
     bits = _bits(numbers).view(np.uint32)
-    rounded = np.empty(len(bits), np.uint16)
+    rounded, scratch = np.empty(len(bits), np.uint16), np.empty(min(PIECE, len(bits)), np.uint32)
     for start in range(0, len(bits), PIECE):
         piece = bits[start : start + PIECE]
-        rounded[start : start + PIECE] = (piece + 0x7FFF + ((piece >> 16) & 1)) >> 16
+        half = np.right_shift(piece, 16, out=scratch[: len(piece)])
+        half &= 1
+        half += 0x7FFF
+        half += piece
+        rounded[start : start + PIECE] = np.right_shift(half, 16, out=half)
     return torch.from_numpy(rounded).view(torch.bfloat16).view(numbers.shape)
 
 

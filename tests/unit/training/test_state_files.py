@@ -1,5 +1,6 @@
 """What resuming needs goes to disk in half the bytes and comes back bit for bit; rounded moments come back within literal bounds."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,25 @@ def test_files_are_those_of_safetensors(tmp_path: Path) -> None:
     assert found.keys() == tensors.keys()
     assert all(found[name].dtype == tensor.dtype and torch.equal(found[name], tensor) for name, tensor in tensors.items())
     assert sums == file_sum(tmp_path / "x")
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice about files")
+def test_the_disk_begins_before_a_file_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told of every part once, in order; what a file system says to that does not matter."""
+    told: list[tuple[int, int]] = []
+
+    def advise(file: int, start: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED and os.fstat(file).st_size == start + length, "all of it has left the process"
+        told.append((start, length))
+        raise OSError("no advice is taken here")
+
+    monkeypatch.setattr(tensor_files, "PIECE", 1000)
+    monkeypatch.setattr(tensor_files, "SENT", 3000)
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    tensors = {name: torch.arange(1000.0) for name in "ab"}
+    sums = write_file(TensorFile(tmp_path / "x", {name: entry_of(tensor) for name, tensor in tensors.items()}))
+    assert [start for start, _ in told] == [0, told[0][1]] and all(3000 <= length < 4000 for _, length in told)
+    assert sums == file_sum(tmp_path / "x") and torch.equal(load_file(tmp_path / "x")["b"], tensors["b"])
 
 
 def test_tensors_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
