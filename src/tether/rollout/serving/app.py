@@ -11,7 +11,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -216,8 +216,9 @@ async def _answers(served: ServedModel, lines: Sequence[bytes]) -> AsyncIterator
     if refused:
         yield "".join(refused)
     try:
-        async for found in served.answers(requests):
-            yield "".join(_answer_line(bodies[number], answer) for number, answer in found)
+        async with aclosing(served.answers(requests)) as answers:  # closed, and with it what nobody waits for, where the client goes
+            async for found in answers:
+                yield "".join(_answer_line(bodies[number], answer) for number, answer in found)
     except Refusal as error:  # of all
         yield "".join(_refused_line(body.request_id, error) for body in bodies)
 

@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -263,7 +263,7 @@ class ServedModel:
                 future.cancel()
         return [Answer(request.prompt, future.result(), versions[request.done]) for request, future in zip(requests, waiting, strict=True)]
 
-    async def answers(self, requests: Sequence[ResponseRequest]) -> AsyncIterator[list[tuple[int, Answer | Exception]]]:
+    async def answers(self, requests: Sequence[ResponseRequest]) -> AsyncGenerator[list[tuple[int, Answer | Exception]]]:
         """The responses of some requests, or what they failed with, by their numbers: each as soon as it is there. Where nobody waits for them any
         more, those that have not begun are dropped."""
         loop, is_there = asyncio.get_running_loop(), asyncio.Event()
