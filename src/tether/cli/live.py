@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,8 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
+from tether.cli.report import begun_report
 from tether.core.protocols import EngineStatistics
 from tether.runs.schema import StepRecord
+from tether.runs.store import RunStore
 from tether.runs.timings import GB, StepTimings
 from tether.runs.verdict import reasoning_label
 from tether.training.callbacks import Callback
@@ -224,6 +227,18 @@ class Notes(Callback):
     def on_step_end(self, record: StepRecord, timings: StepTimings) -> None:
         for note in record.notes:
             self.on_note(f"step {record.step}: {note}")
+
+
+class ReportAhead(Callback):
+    """Begins the report while the last checkpoint is on its way to the disk."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self.write: Callable[[Path], Path] | None = None
+        """Writes it, once the run is over."""
+
+    def on_trained(self) -> None:
+        self.write = begun_report([self._store])
 
 
 def _alarms(record: StepRecord) -> str:

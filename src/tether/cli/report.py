@@ -4,7 +4,8 @@ Templates are found here, because the files of a run (tether.runs) and diagnosis
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,9 +47,14 @@ def report(
 
 def full_report(stores: Sequence[RunStore], out: Path) -> Path:
     """The report of some runs, with what their reasoning is made of."""
-    from tether.runs.report import write_report
+    return begun_report(stores)(out)
 
-    return write_report(stores, out, templates=[run_templates(store) for store in stores])
+
+def begun_report(stores: Sequence[RunStore]) -> Callable[[Path], Path]:
+    """What takes longest about the report of some runs, done; the rest writes it to a path."""
+    from tether.runs.report import write_report  # with the library that draws
+
+    return partial(write_report, stores, templates=[run_templates(store) for store in stores])
 
 
 def run_templates(store: RunStore) -> list["StepTemplates"]:

@@ -257,11 +257,12 @@ def _run(settings: Any, store: RunStore, changed: bool, ranks: Any, console: Saf
         console.say(_continues(store, settings.steps))
     status = console.status("loading the model")
     status.start()
-    from tether.cli.live import LiveView, Notes
+    from tether.cli.live import LiveView, Notes, ReportAhead
 
     last = newest_checkpoint(store.checkpoints) if resumed else None
     view = Notes(console) if quiet else LiveView(console, settings.steps, step_of(last) if last else 0)
     trainers: list[Any] = []
+    report = ReportAhead(store)
 
     def ready(trainer: Any) -> None:
         trainers.append(trainer)
@@ -270,7 +271,7 @@ def _run(settings: Any, store: RunStore, changed: bool, ranks: Any, console: Saf
             console.say(_needs(settings, trainer))
 
     try:
-        run_training(settings, store, [view], resumed=resumed, changed=changed, ranks=ranks, ready=ready)
+        run_training(settings, store, [view, report], resumed=resumed, changed=changed, ranks=ranks, ready=ready)
     except KeyboardInterrupt:
         last = newest_checkpoint(store.checkpoints)
         SafeConsole(stderr=ranks.interrupts.received == signal.SIGPIPE).print(
@@ -282,7 +283,8 @@ def _run(settings: Any, store: RunStore, changed: bool, ranks: Any, console: Saf
         sys.exit(ranks.interrupts.exit_code)
     finally:
         status.stop()
-    _finish(console, store)
+    assert report.write is not None  # no run ends otherwise without an error
+    _finish(console, store, report.write)
     if mirror is not None:
         mirror.upload()  # the report
 
@@ -357,12 +359,11 @@ def _outcome(store: RunStore) -> dict[str, Any]:
     }
 
 
-def _finish(console: SafeConsole, store: RunStore) -> None:
+def _finish(console: SafeConsole, store: RunStore, write_report: Callable[[Path], Path]) -> None:
     """The report, and the verdict in words."""
-    from tether.cli.report import full_report
     from tether.runs.verdict import verdict
 
-    path = full_report([store], store.folder / "report.html")
+    path = write_report(store.folder / "report.html")
     console.print()
     for sentence in verdict(store.steps()):
         console.print(sentence, highlight=False, markup=False)

@@ -2,13 +2,14 @@
 
 safetensors writes a file in one call that holds Python's lock, so nothing else of the process runs meanwhile, and a sum needs the file read again.
 Here the bytes of each tensor go to the file and into the sum piece by piece; both let other threads work, so files are written side by side while
-a run trains on. Readers are those of safetensors.
+a run trains on. What is saved in another form is brought into it piece by piece, too: a copy of it whole would take new memory, and time to get it.
+Readers are those of safetensors.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import BufferedWriter
@@ -23,6 +24,7 @@ WRITERS = max(2, min(8, (os.cpu_count() or 1) // 2))
 FILE_BYTES = 2**29
 """About the size of a file, so that the disk works on the first ones while others are written."""
 PIECE = 2**23
+"""Bytes of a tensor that are worked on at once."""
 SENT = 2**25
 """Bytes after which the disk is to begin with them: else it does nothing until a file is complete, and then the processor waits for it."""
 NAMES = {
@@ -42,11 +44,12 @@ NAMES = {
 
 
 class Entry(NamedTuple):
-    """A tensor of a file, made when it is written."""
+    """A tensor of a file."""
 
     dtype: torch.dtype
     shape: torch.Size
-    make: Callable[[], Tensor]
+    pieces: Callable[[], Iterable[Tensor]]
+    """Its numbers in order, made when they are written; each piece may be forgotten before the next."""
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +66,12 @@ class TensorFile(NamedTuple):
 
 def entry_of(tensor: Tensor) -> Entry:
     """A tensor as it is."""
-    return Entry(tensor.dtype, tensor.shape, lambda: tensor)
+    return Entry(tensor.dtype, tensor.shape, lambda: pieces_of(tensor))
+
+
+def pieces_of(tensor: Tensor) -> Sequence[Tensor]:
+    """A tensor's numbers in order, flat, in the host's memory."""
+    return tensor.detach().cpu().contiguous().flatten().split(max(1, PIECE // tensor.itemsize))
 
 
 def write_files(files: Sequence[TensorFile]) -> dict[Path, dict[str, Any]]:
@@ -90,10 +98,10 @@ def write_file(file: TensorFile) -> dict[str, Any]:
             out.write(part)
             digest.update(part)
         for _, entry in ordered:
-            content = entry.make().detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-            for start in range(0, len(content), PIECE):
-                out.write(content[start : start + PIECE])
-                digest.update(content[start : start + PIECE])
+            for piece in entry.pieces():
+                content = piece.view(torch.uint8).numpy().data if len(piece) else b""
+                out.write(content)
+                digest.update(content)
                 num_sent = _sent_to_disk(out, num_sent)
         out.flush()
         os.fsync(out.fileno())

@@ -30,6 +30,9 @@ class Callback:
     def on_note(self, text: str) -> None:
         """Something worth knowing before the first step."""
 
+    def on_trained(self) -> None:
+        """All steps are on record, and nothing is trained any more; the last checkpoint may still be on its way to the disk."""
+
     def running(self) -> AbstractContextManager[None]:
         """Entered while the run trains."""
         return nullcontext()
@@ -60,6 +63,10 @@ class CallbackList(Callback):
     def on_note(self, text: str) -> None:
         for callback in self._callbacks:
             callback.on_note(text)
+
+    def on_trained(self) -> None:
+        for callback in self._callbacks:
+            callback.on_trained()
 
     @contextmanager
     def running(self) -> Iterator[None]:

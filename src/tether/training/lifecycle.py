@@ -177,6 +177,7 @@ def finish(run: WholeRun, stopped: str | None) -> None:
             else:
                 record = BestCheckpoint().on_step(run, Evaluations.evaluate(run, record))
             run.callbacks.on_step_end(record, run.timer.timings())
+    run.callbacks.on_trained()
     run.saver.finish()
     if seconds := run.saver.take_seconds():  # the cost of the last checkpoint belongs to the last step, whose timings are written again
         run.timer.count_background("checkpoint", seconds)

@@ -7,7 +7,8 @@ Master weights of a model that computes in bfloat16 are there in 16 bits, which 
 as they are, or rounded to bfloat16 (`checkpoint.moments`). A state.pt that holds its tensors itself is one of an earlier version.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tether.models.tensor_files import Entry, TensorFile, entry_of, shared_out
+from tether.models.tensor_files import Entry, TensorFile, entry_of, pieces_of, shared_out
 from tether.runs.checkpoints import STATE
 from tether.training.masters import LowBits, in_bfloat16, low_bits
 
@@ -51,14 +52,19 @@ class StateFiles:
 
     def _entry(self, tensor: Tensor, place: str, in_halves: bool) -> Entry:
         if in_halves:
-            return Entry(torch.int16, tensor.shape, lambda: self._low(tensor, place))
+            return Entry(torch.int16, tensor.shape, partial(self._low, tensor, place))
         if self._moments == "bfloat16" and place.rpartition("/")[2] in MOMENTS and tensor.dtype == torch.float32:
-            return Entry(torch.bfloat16, tensor.shape, lambda: in_bfloat16(tensor))
+            return Entry(torch.bfloat16, tensor.shape, lambda: map(in_bfloat16, pieces_of(tensor)))
         return entry_of(tensor)
 
-    def _low(self, master: Tensor, place: str) -> Tensor:
-        low, *self._exceptions[place] = low_bits(master)
-        return low
+    def _low(self, master: Tensor, place: str) -> Iterator[Tensor]:
+        found, start = [], 0
+        for piece in pieces_of(master):
+            low, at, bits = low_bits(piece)
+            found.append((at + start, bits))
+            yield low
+            start += len(piece)
+        self._exceptions[place] = [torch.cat(parts) for parts in zip(*found, strict=True)]
 
 
 def read_state(folder: Path, *, mapped: bool) -> dict[str, Any]:

@@ -33,6 +33,21 @@ def test_what_counts_as_rounding_in_half_precision() -> None:
     assert found == "differs from float32 by 0.081 where the module differs by 0.035"
 
 
+def test_one_token_that_rounding_carried_away_does_not_count() -> None:
+    """Of 16 tokens the two worst: all values have 1, and the module's are off by 0.02, so 0.05 is allowed to the 14 others."""
+    exact = torch.ones(16, 2)
+    module = exact + 0.02
+    fast = exact + 0.049
+    fast[3:5] += 10.0
+    assert disagreement(fast, module, lambda: exact, torch.bfloat16) == ""
+    fast[9] += 1.0  # a third one: sqrt((13 * 0.049 ** 2 + 1.049 ** 2) / 14) = 0.284
+    found = disagreement(fast, module, lambda: exact, torch.bfloat16)
+    assert found == "differs from float32 by 0.28 where the module differs by 0.02"
+    fast = exact + 0.049
+    fast[3, 0] = torch.nan
+    assert disagreement(fast, module, lambda: exact, torch.bfloat16), "one that is no number always counts"
+
+
 def test_results_that_are_not_numbers_disagree() -> None:
     assert disagreement(EXPECTED * torch.nan, EXPECTED, _never, torch.float32)
     assert disagreement(EXPECTED * torch.nan, EXPECTED, lambda: EXPECTED, torch.bfloat16)

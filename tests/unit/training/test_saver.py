@@ -205,6 +205,24 @@ def test_one_is_in_flight_at_most_and_the_end_waits(tmp_path: Path, monkeypatch:
     assert sum(timings[step].get("background", {}).get("checkpoint", 0) for step in (1, 2)) >= saver.QUIET_SECONDS
 
 
+def test_that_training_is_over_is_told_before_the_last_checkpoint_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All records are there, the checkpoint is not: it is held back until then."""
+    gate = _Gate(monkeypatch)
+
+    class Trained(Callback):
+        told = 0
+
+        def on_trained(self) -> None:
+            self.told += 1
+            assert [record.step for record in trainer.store.steps()] == [0, 1] and not list_checkpoints(trainer.store.checkpoints)
+            gate.open.set()
+
+    callback = Trained()
+    trainer = _trainer(tmp_path / "run", callback, steps=1)
+    trainer.run()
+    assert callback.told == 1 and [path.name for path in list_checkpoints(trainer.store.checkpoints)] == ["step_000001"]
+
+
 @pytest.mark.parametrize(("failing", "steps", "recorded"), [(1, 3, [0, 1]), (2, 2, [0, 1, 2])])
 def test_a_write_that_fails_ends_the_run(
     failing: int, steps: int, recorded: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -136,6 +136,21 @@ def test_master_weights_are_in_halves_and_moments_as_asked(tmp_path: Path, tiny:
         assert found["adam"]["state"][0]["step"].item() == 7
 
 
+def test_master_weights_are_halved_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of three numbers; exceptions in the first, the second and the last one are counted through the whole tensor."""
+    monkeypatch.setattr(tensor_files, "PIECE", 12)
+    master = torch.ones(2, 4)
+    master.view(-1)[[1, 5, 7]] = 1.00390625  # half-way, rounded down
+    files = StateFiles(tmp_path, {"learner": {"masters": [master, torch.empty(0, 3)], "exp_avg": torch.tensor([0.1] * 7)}}, "bfloat16")
+    write_files(files.files)
+    files.write_rest()
+    found = read_state(tmp_path, mapped=False)["learner"]
+    saved, nothing = found["masters"]
+    assert saved.at.tolist() == [1, 5, 7] and torch.equal(joined(master.bfloat16(), saved), master)
+    assert nothing.low.shape == (0, 3) and joined(torch.empty(0, 3, dtype=torch.bfloat16), nothing).shape == (0, 3)
+    assert torch.equal(found["exp_avg"], torch.tensor([0.1] * 7).bfloat16())
+
+
 def test_a_copy_from_a_card_goes_to_registered_memory(gpu: str, tiny: Any) -> None:
     memory = HostMemory(reuse=True)
     memory.prepare([4_000_000, 4_000_000])

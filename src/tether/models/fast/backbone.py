@@ -12,7 +12,7 @@ Shape legend: S tokens, D width of the model, H query heads, K key heads, W widt
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -72,6 +72,15 @@ class LlamaBackbone:
         self._angles_for: tuple[torch.device, torch.dtype] | None = None
         self._axes: Tensor | None = None
 
+    @cached_property
+    def one_of_each(self) -> list[int]:
+        """The first two layers, since the first has no sum before its norm, and one of every other kind: together they call what all layers call."""
+        kinds: dict[object, int] = {}
+        for index, layer in enumerate(self.layers):
+            parts = [(name, type(part), *part.parameters(recurse=False)) for name, part in layer.module.named_modules()]
+            kinds.setdefault(tuple((name, kind, *(weight.shape for weight in weights)) for name, kind, *weights in parts), index)
+        return sorted({*range(min(2, len(self.layers))), *kinds.values()})
+
     def join(self) -> bool:
         """Join the projections of each layer (see layout); returns whether any memory moved. For callers without gradient."""
         moved = [joined.join() for layer in self.layers for joined in layer.joins]
@@ -127,6 +136,7 @@ class LlamaBackbone:
         apply_positions: ApplyPositions | None = None,
         recompute: bool = False,
         float8: Sequence[FeedForward] | None = None,
+        layers: Sequence[int] | None = None,
     ) -> Tensor:
         """[S, D]: the last hidden state of every token, the final norm applied.
 
@@ -137,6 +147,7 @@ class LlamaBackbone:
             apply_positions: puts positions into queries and keys; rotation by the tables of angles if not given. It has the positions then.
             recompute: keep only the input of each layer for the backward pass and compute the layer again there.
             float8: what computes the MLP of each layer in place of the model's own; without gradient.
+            layers: compute these alone, as a rehearsal (`one_of_each`).
         """
         # Weights that are in place only during a call have no memory of their own to be joined in.
         fused = not self.through_modules and (self.joins_gradients or not torch.is_grad_enabled())
@@ -154,7 +165,8 @@ class LlamaBackbone:
         residual_SD, deep = tokens
         delta_SD: Tensor | None = None
         few = fused and not torch.is_grad_enabled() and self._are_few(residual_SD)
-        for index, layer in enumerate(self.layers):
+        for index in range(len(self.layers)) if layers is None else layers:
+            layer = self.layers[index]
             compute: Callable[..., tuple[Tensor, Tensor]] = partial(
                 self._layer, index, layer, few=few, feed_forward=None if float8 is None else float8[index]
             )

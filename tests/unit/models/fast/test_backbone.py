@@ -165,6 +165,23 @@ def test_adapters_are_part_of_the_layers() -> None:
     assert all(parameter.grad is not None for key, parameter in base.named_parameters() if "lora_B" in key)
 
 
+def test_a_rehearsal_computes_one_layer_of_each_kind() -> None:
+    """Five layers of which one has adapters: that one, and the first two."""
+    config = hf.LlamaConfig(**{**SMALL, "num_hidden_layers": 5})
+    assert trunk_of(model_of(config)).one_of_each == [0, 1]
+    wrapped = get_peft_model(model_of(config), LoraConfig(target_modules=["q_proj"], layers_to_transform=[3], init_lora_weights=False))
+    base = wrapped.get_base_model()
+    backbone = trunk_of(base)
+    assert backbone.one_of_each == [0, 1, 3]
+    ids_T = torch.arange(20)
+    with torch.no_grad():
+        found = ours(backbone, ids_T, layers=backbone.one_of_each)
+        layers = base.model.layers
+        base.model.layers = torch.nn.ModuleList(layers[index] for index in (0, 1, 3))
+        expected = base.base_model(input_ids=ids_T[None], use_cache=False).last_hidden_state[0]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_joined_weights_are_the_modules_own() -> None:
     """An update of the parameters is an update of what is computed; nothing is synchronised."""
     model = model_of(MEMBERS["qwen2"]())

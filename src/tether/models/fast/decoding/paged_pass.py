@@ -51,6 +51,8 @@ class PagedPass:
         self._layers = [(layer[0], layer[1]) for layer in cache]
         self._arrived = torch.zeros(num_rows * backbone.num_kv_heads, dtype=torch.int32, device=cache.device)
         self._pool: Any = None
+        self._rehearsed: list[int] | None = None
+        """Layers that are computed while a recording is rehearsed; None: all."""
         self._recording, self._second = (torch.cuda.Stream(cache.device) if cache.is_cuda else None for _ in range(2))
 
     def logits_of_feed(self, feed: Feed) -> Tensor:
@@ -103,7 +105,9 @@ class PagedPass:
         return Embedded(torch.cat([states_SD, feed.embedded.states_SD]), tuple(torch.cat([nothing_SD, part]) for part in deep))
 
     def _features(self, embedded: Embedded, attend: Attend) -> Tensor:
-        return self._backbone.features(embedded, None, attend, apply_positions=_leave_positions, float8=self._float8)
+        return self._backbone.features(
+            embedded, None, attend, apply_positions=_leave_positions, float8=self._float8, layers=self._rehearsed
+        )
 
     def _zeros_for(self, num_tokens: int) -> Tensor:
         """Where attention of all layers goes, one after the other; of tokens that only fill up a step nothing is ever written."""
@@ -144,8 +148,12 @@ class PagedPass:
         """A graph of this work, and what the work returns: the same tensors after every replay. Graphs share their memory."""
         side = self._recording  # always the same one: the library keeps memory for each stream that it has worked on
         torch.cuda.synchronize(self._device)
-        with torch.cuda.stream(side):
-            work()  # kernels are compiled and chosen before anything is recorded
+        self._rehearsed = self._backbone.one_of_each
+        try:
+            with torch.cuda.stream(side):
+                work()  # kernels are compiled, chosen and loaded before anything is recorded; all layers call the same ones
+        finally:
+            self._rehearsed = None
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # Not torch's context manager, which always gives back the memory that the learner would have to allocate again.
