@@ -107,6 +107,8 @@ def build(
     with timer.part("engine"):
         sampler = build_sampler(settings, policy, callbacks or Callback(), plan, folder, sampling_ranks or ranks)
     check_engine_trains(sampler.engine)
+    with timer.part("kernels"):
+        learner.warm_up()
     with timer.part("scorer"):
         monitor = _monitor(settings, policy, ranks, frozen)
     return Built(policy, algorithm, estimator, learner, sampler, monitor, plan, disk)

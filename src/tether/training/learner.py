@@ -134,6 +134,15 @@ class Learner:
             FP32MasterAdamW(parameters, compute_dtype=dtype, **common) if sharded is None else ShardedAdamW(sharded, parameters, **common)
         )
 
+    def warm_up(self) -> None:
+        """Compile the kernels of an update, which it would do one after the other."""
+        for policy in self._policies:
+            backbone = policy.backbone if policy.device.type == "cuda" and policy.linear_head is not None else None
+            if backbone is not None and not backbone.through_modules:
+                from tether.models.fast.kernels.warm_up import warm_up_gradients
+
+                warm_up_gradients(backbone)
+
     def update(self, batch: Batch, orders: Sequence[Tensor], loss_scale: float, rates: Rates) -> dict[str, float]:
         """Train on the batch, once per order of its trajectories; returns the "update/" metrics."""
         for name, optimizer in self._optimizers.items():

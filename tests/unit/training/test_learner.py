@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tether.algorithms.batch import Batch
 from tether.algorithms.presets import Algorithm, preset
@@ -456,3 +457,20 @@ def test_the_ratio_is_taken_against_the_old_policy_and_the_weight_against_the_sa
     assert metrics["importance_weight"] == pytest.approx(float(weights.clamp(max=cap).mean()), abs=1e-4)
     assert [metrics[f"ratio_{name}"] for name in ("min", "mean", "max")] == pytest.approx([1, 1, 1], abs=1e-4)
     assert metrics["mismatch_ratio_max"] == pytest.approx(float(weights.max()), abs=1e-3)
+
+
+def test_an_update_finds_its_kernels_compiled(gpu: str) -> None:
+    """Of a width that no other test has, whose kernels are compiled by `warm_up` or not at all."""
+    knobs = pytest.importorskip("triton").knobs
+    sizes = {"hidden_size": 1040, "num_attention_heads": 13, "num_key_value_heads": 13, "intermediate_size": 1040, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=60, pad_token_id=0, **sizes)).to(gpu, torch.bfloat16)
+    batch, learner = _two_rows(model, (1.0, -1.0)), _learner(model)
+    assert learner.policy.backbone is not None
+    learner.warm_up()
+    missed: list[str] = []
+    knobs.runtime.jit_cache_hook = lambda **call: missed.append(call["fn"].name)
+    try:
+        _update(learner, batch)
+    finally:
+        knobs.runtime.jit_cache_hook = None
+    assert not missed

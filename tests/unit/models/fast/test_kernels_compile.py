@@ -48,10 +48,8 @@ from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.kernels import attention, float8, pointwise, products
 from tether.models.fast.kernels.attention import attend_new_tokens, text_attention
 from tether.models.fast.kernels.drafts import TextTable
-from tether.models.fast.kernels.logits import logit_gradient, reduce_logits
-from tether.models.fast.kernels.pointwise import merge_attention, norm_backward, swiglu_backward
 from tether.models.fast.float8 import Float8Mlps
-from tether.models.fast.kernels.warm_up import FLOAT8_SIZES, _attend_new, _draft_jobs, _feed_forward, _jobs
+from tether.models.fast.kernels.warm_up import FLOAT8_SIZES, _attend_new, _draft_jobs, _feed_forward, _gradient_jobs, _jobs
 from tether.models.fast.layers import find_layers
 
 compiled = set()
@@ -91,19 +89,14 @@ for vision in (None, SimpleNamespace(sections=(8, 12, 12), never_sampled=(7, 9))
         job()
     for size in sizes:
         _attend_new(backbone, *size)
-for job in _draft_jobs(TextTable(4, 64, model.device), sizes):
+for job in (*_draft_jobs(TextTable(4, 64, model.device), sizes), *_gradient_jobs(backbone)):
     job()
 x, number = torch.zeros(16, 6, 64, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int32)
-few, rows, row = x[:, :2].contiguous(), x.flatten(1), torch.zeros(16)
+few = x[:, :2].contiguous()
 caches, angles = (torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16),) * 2, (torch.zeros(64, 32, dtype=torch.bfloat16),) * 2
 for num_texts in (1, 4):
     attend_new_tokens((x, few, few), caches, number[:num_texts, None], number[:num_texts], angles, 1.0, torch.zeros(64, dtype=torch.int32))
 text_attention(x, few, few, number[:3], 8, 1.0)
-norm_backward(rows, rows, rows, row, rows[0])
-swiglu_backward(rows, rows, rows)
-merge_attention(x, torch.zeros(6, 16), x, torch.zeros(6, 16))
-reduce_logits(row[:, None].expand(16, 300).contiguous(), number.long(), 1.0, (row, row, row))
-logit_gradient(row[:, None].expand(16, 300).contiguous(), number.long(), 1.0, (row, row), (row, row), torch.bfloat16)
 if int(sys.argv[1]) >= 89:  # older ones have no float8
     for num_tokens in FLOAT8_SIZES[:-1]:  # the last is torch's
         _feed_forward(backbone, Float8Mlps(backbone.layers).layers[0], num_tokens)

@@ -1,4 +1,4 @@
-"""Compiling the kernels that decoding needs, all at once.
+"""Compiling the kernels that decoding and updates need, all at once.
 
 Triton compiles a kernel when it is first called, in compilers that are processes of their own: one after the other that takes seconds, side by
 side as long as the slowest of them. What was compiled is kept on disk, and the next process finds it there.
@@ -23,8 +23,16 @@ from triton.runtime import build
 from tether.models.fast.backbone import FeedForward, LlamaBackbone
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
 from tether.models.fast.kernels.drafts import DraftState, TextTable
-from tether.models.fast.kernels.logits import DecodeState, sample_step
-from tether.models.fast.kernels.pointwise import norm_forward, rotate, rotate_and_store, swiglu_forward
+from tether.models.fast.kernels.logits import DecodeState, logit_gradient, reduce_logits, sample_step
+from tether.models.fast.kernels.pointwise import (
+    merge_attention,
+    norm_backward,
+    norm_forward,
+    rotate,
+    rotate_and_store,
+    swiglu_backward,
+    swiglu_forward,
+)
 from tether.models.fast.kernels.products import MOST_ROWS, product, product_parts, product_swiglu
 from tether.models.probing import HALF_TYPES
 
@@ -42,6 +50,11 @@ _loading = Lock()
 def warm_up(backbone: LlamaBackbone) -> None:
     """Call every kernel once on zeros, in the types and widths of a model."""
     _run_all(backbone, _jobs(backbone))
+
+
+def warm_up_gradients(backbone: LlamaBackbone) -> None:
+    """The same for an update."""
+    _run_all(backbone, _gradient_jobs(backbone))
 
 
 def warm_up_float8(backbone: LlamaBackbone, feed_forward: FeedForward) -> None:
@@ -132,6 +145,32 @@ def _jobs(backbone: LlamaBackbone) -> list[Callable[[], Any]]:
         *(job for num_tokens in few for job in multiply(num_tokens)),
         lambda: attend(1, TOKENS),
         lambda: sample_step(logits, DecodeState(TOKENS, 1, device), greedy=False, never_N=never_N),
+    ]
+
+
+def _gradient_jobs(backbone: LlamaBackbone) -> list[Callable[[], Any]]:
+    norm: Any = backbone.layers[0].attention_norm.weight
+    head = backbone.model.get_output_embeddings()
+    x_SD, inner_SF, gate_up = (_zeros(backbone, TOKENS, width) for width in (len(norm), backbone.mlp_width, 2 * backbone.mlp_width))
+    logits, numbers = (_zeros(backbone, *shape, dtype=torch.float32) for shape in ((TOKENS, head.weight.shape[0]), (3, TOKENS)))
+    targets = torch.zeros(TOKENS, dtype=torch.long, device=norm.device)
+    query, key = (part.contiguous() for part in _states(backbone, TOKENS)[:2])
+    sums_HS = _zeros(backbone, backbone.num_heads, TOKENS, dtype=torch.float32)
+
+    def normed(delta: torch.Tensor | None) -> None:
+        _, total, scale = norm_forward(x_SD, delta, norm, 1e-6, save=True)
+        norm_backward(x_SD, delta, total, scale, norm)
+
+    def differentiate(by_entropy: torch.Tensor | None) -> None:
+        logit_gradient(logits, targets, 1.0, (numbers[0], numbers[1]), (numbers[2], by_entropy), norm.dtype)
+
+    return [
+        *(partial(normed, delta) for delta in (None, x_SD)),
+        lambda: swiglu_backward(inner_SF, *gate_up.chunk(2, dim=1)),
+        *(partial(rotate, query, key, targets, *backbone.angles, back=back) for back in (False, True)),
+        lambda: merge_attention(query, sums_HS, torch.zeros_like(query), torch.zeros_like(sums_HS)),
+        lambda: reduce_logits(logits, targets, 1.0, (numbers[0], numbers[1], numbers[2])),
+        *(partial(differentiate, by_entropy) for by_entropy in (None, numbers[2])),
     ]
 
 
