@@ -20,20 +20,23 @@ With `--config` it is the command `tether train` that runs, with everything that
 table holds the seconds of every stage over all steps, as the run recorded them, from the start of the command to its end; `rest` is what no
 record counts: the interpreter's start, the report, and what stands between the stages. Under it: tokens sampled in a second of rollout, the
 update's share of peak (the mean of the steps, as the report has it, and over all seconds of updates), and the most that the run folder took on
-disk, looked at four times a second.
+disk, looked at four times a second. With `--vllm-python PATH` vLLM plays the recorded episodes of some steps afterwards: the same tokens shown,
+as many sampled, turn by turn; beside it our rate in those steps, environments and all.
 """
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import vllm_peer
 from shapes import Row, add_json_option, measure_machine, precision, publish, say, size_of, timed
 from workloads import Conversations, engine_for, grouped, make_conversations, num_sampled, rollout_floor
 
@@ -177,10 +180,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--group", type=int, default=16)
     parser.add_argument("--steps", type=int, help="counted steps, after one that is not: 4; with --config all of them")
     parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of the run, as for tether train")
+    parser.add_argument(
+        "--vllm-python",
+        default="none",
+        metavar="PATH",
+        help="with --config: Python of an environment that has vLLM, which plays the same episodes",
+    )
     add_json_option(parser)
     return parser.parse_args(arguments)
 
 
+REPLAYED = 9
+"""Steps that vLLM plays again; the first of them is not timed."""
 DISK_LOOK = 0.25
 NAMES = {"checkpoint": "checkpoints waited for"}
 
@@ -211,7 +222,46 @@ def _whole_run(options: argparse.Namespace) -> list[Row]:
         wall = time.perf_counter() - began
         if run.returncode:
             raise SystemExit(f"tether train ended with {run.returncode}: nothing to report")
-        return _whole_rows(RunStore.open(folder), wall, disk)
+        store = RunStore.open(folder)
+        return [*_whole_rows(store, wall, disk), *(_vllm_rows(store, options.vllm_python) if options.vllm_python != "none" else [])]
+
+
+def _vllm_rows(store: RunStore, python: str) -> list[Row]:
+    """vLLM's rate on the episodes of some steps, and ours."""
+    seconds = {line["step"]: line["seconds"] for line in store.timings()}
+    steps = [record.step for record in store.steps() if record.step]
+    steps = sorted({steps[round(n * (len(steps) - 1) / (REPLAYED - 1))] for n in range(REPLAYED)})
+    found = {step: [_lengths(t["turns"]) for t in store.trajectories(step, "train") if t["turns"]] for step in steps}
+    model = next((path.parent for path in sorted(store.checkpoints.glob("*/model/config.json"))), None)
+    if model is None or len(steps) < 2:
+        return [{"what": "vLLM: left out, it needs two steps and a checkpoint of a whole model, for its config", "value": None, "unit": ""}]
+    longest = max(sum(len(turn["context"]) + turn["response"] for turn in turns) for episodes in found.values() for turns in episodes)
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = Path(folder) / "episodes.json"
+        recorded.write_text(json.dumps(list(found.values())), encoding="utf-8")
+        asked = {
+            "dtype": store.machine()["dtype"],
+            "rows": max(map(len, found.values())),
+            "longest": longest + 1,
+            "recorded": str(recorded),
+        }
+        answer = vllm_peer.ask(python, str(model), asked)
+    if isinstance(answer, str):
+        return [{"what": f"vLLM: {answer}", "value": None, "unit": ""}]
+    timed = steps[1:]
+    sampled = sum(turn["response"] for step in timed for turns in found[step] for turn in turns)
+    ours = sampled / sum(seconds[step]["rollout"] for step in timed)
+    peer = answer["recorded"]["sampled"] / answer["recorded"]["seconds"]
+    which = ", ".join(map(str, timed))
+    return [
+        {"what": f"sampled in the rollouts of steps {which}", "value": ours, "unit": "tokens/s"},
+        {"what": f"vLLM {answer['version']} on the same episodes, no environment", "value": peer, "unit": "tokens/s"},
+        {"what": "tether is faster by", "value": ours / peer, "unit": ""},
+    ]
+
+
+def _lengths(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{"fresh": turn["fresh"], "context": turn["context_ids"], "response": len(turn["response_ids"])} for turn in turns]
 
 
 def _whole_rows(store: RunStore, wall: float, disk: int) -> list[Row]:

@@ -1,4 +1,4 @@
-"""vLLM's part of rollout.py and vision.py, in a process and, where need be, an environment of its own: it imports nothing of Tether.
+"""vLLM's part of rollout.py, real_run.py and vision.py, in a process and, where need be, an environment of its own: it imports nothing of Tether.
 
 `ask` starts this file with the folder of a model's files and the workload as JSON; it prints one line of JSON. The weights are made up by vLLM
 (`load_format="dummy"`), which changes no time. Turns go in lock-step, one `generate` call each over the whole conversations so far; the prefix
@@ -8,6 +8,9 @@ With pictures, each prompt and observation shows a new one before its words, and
 tokenizer and image processor. vLLM is sent one placeholder for a picture and makes the model's tokens of it, whose number is checked. The
 pictures are drawn and named before the clock runs, so vLLM does not hash them; its cache of processed pictures is on, as it is by default.
 The same lengths in words alone follow, on the same engine.
+
+With episodes that a run has recorded, every turn is fed the very tokens that the run showed, and answered with as many as its model wrote; nothing
+stands for the time that environments take. The first step is not timed, each of the others once.
 """
 
 import importlib.util
@@ -58,6 +61,11 @@ def main() -> None:
         **sight,
     )
     answer: dict[str, Any] = {"version": vllm.__version__}
+    if "recorded" in asked:
+        _, *timed = [play_recorded(model, episodes) for episodes in json.loads(Path(asked["recorded"]).read_text())]
+        answer["recorded"] = {"sampled": sum(sampled for sampled, _ in timed), "seconds": sum(seconds for _, seconds in timed)}
+        os.write(answers, json.dumps(answer).encode() + b"\n")
+        return
     seeds = itertools.count()  # no run meets the words of an earlier one in the prefix cache
     for name, workload in workloads(asked).items():
         play(model, workload, next(seeds))
@@ -108,6 +116,28 @@ def play(model: Any, asked: dict[str, Any], seed: int) -> tuple[int, float]:
     if picture:
         check_prompts([output.prompt_token_ids for output in outputs], asked)
     return num_sampled, seconds
+
+
+def play_recorded(model: Any, episodes: list[list[dict[str, Any]]]) -> tuple[int, float]:
+    """Tokens sampled and seconds for the episodes of a step; a turn says what it shows, how many tokens answer, and whether it forgets what was before."""
+    from vllm import SamplingParams
+
+    histories: list[list[int]] = [[] for _ in episodes]
+    num_sampled, began = 0, time.perf_counter()
+    for number in range(max(map(len, episodes))):
+        live = [row for row, turns in enumerate(episodes) if number < len(turns)]
+        for row in live:
+            turn = episodes[row][number]
+            histories[row] = [*([] if turn["fresh"] else histories[row]), *turn["context"]]
+        samplings = [
+            SamplingParams(temperature=1.0, max_tokens=episodes[row][number]["response"], ignore_eos=True, detokenize=False, logprobs=0)
+            for row in live
+        ]
+        outputs = model.generate([{"prompt_token_ids": histories[row]} for row in live], samplings, use_tqdm=False)
+        for row, output in zip(live, outputs, strict=True):
+            histories[row] += output.outputs[0].token_ids
+            num_sampled += len(output.outputs[0].token_ids)
+    return num_sampled, time.perf_counter() - began
 
 
 def pictures_of(asked: dict[str, Any], seed: int) -> list[list[tuple[str, Any]]]:
