@@ -133,6 +133,14 @@ def available_memory(device: torch.device) -> int | None:
     return min(found, default=None)
 
 
+def taken_by_others(device: torch.device) -> int:
+    """Bytes of a card that other processes hold, with what CUDA itself takes for this one; 0 elsewhere."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total) - int(free) - torch.cuda.memory_reserved(device)
+
+
 def _available_in_system() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

@@ -29,7 +29,7 @@ from tether.diagnostics.settings import POLICY, REFERENCE
 from tether.models.catalog import EMBEDDED, MERGED, embedded_folder
 from tether.models.fast.linear_logprobs import LOGIT_BYTES
 from tether.models.gguf import gguf_config
-from tether.models.hardware import available_memory, check_device, default_device
+from tether.models.hardware import available_memory, check_device, default_device, taken_by_others
 from tether.models.hub import hub_asked
 from tether.models.load import auto_class
 from tether.models.logprobs import can_recompute, kept_bytes
@@ -44,6 +44,8 @@ WIDTHS = {"float32": 4, "bfloat16": 2}
 CACHE_SHARE = 0.25
 """Of what the run does not hold anyway; the rest is for activations, which gain more by it: a cache that is too small evicts, rarely."""
 SMALL_RANK = 16
+OWN_CONTEXT = 2 * GIB
+"""CUDA itself takes less than this of a card for a process."""
 CLEARLY = 0.02
 """A change that saves less than this share is not worth proposing."""
 
@@ -109,7 +111,7 @@ def plan_memory(settings: RunSettings, ranks: Ranks | None = None) -> MemoryPlan
     plan = counted(settings, device, available, shapes, ranks.size)
     if plan.total > available:
         ways = _alternatives(settings, device, plan, shapes, ranks.size)
-        raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {plan.words()}; {ways}")
+        raise BadInput(f"model '{settings.model.name}' does not fit on {device}{_beside_others(device)}: {plan.words()}; {ways}")
     return plan
 
 
@@ -170,7 +172,13 @@ def check_fits(settings: TrainedModel) -> None:
         advice = (
             "take a smaller model" if trains_adapters(settings) else f"train adapters (lora.rank={SMALL_RANK}), or take a smaller model"
         )
-        raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {plan.words()}; {advice}")
+        raise BadInput(f"model '{settings.model.name}' does not fit on {device}{_beside_others(device)}: {plan.words()}; {advice}")
+
+
+def _beside_others(device: torch.device) -> str:
+    """Who has the memory that a refusal is about, where it is somebody else. Example: ", where other programs hold 121.6 GB (see nvidia-smi)"."""
+    taken = taken_by_others(device)
+    return f", where other programs hold {taken / GB:.1f} GB (see nvidia-smi)" if taken > OWN_CONTEXT else ""
 
 
 def _policy_needs(

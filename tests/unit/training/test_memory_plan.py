@@ -268,6 +268,17 @@ def test_refused_with_the_sizes_and_what_would_need_less(three_b: str, little_me
     )
 
 
+@pytest.mark.parametrize(("held", "words"), [(120, ", where other programs hold 120.0 GB (see nvidia-smi)"), (2, "")])
+def test_who_has_the_memory_of_a_card(held: int, words: str, three_b: str, little_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 150 GB this process has reserved 5; CUDA itself takes less than 2 GiB for it, which is nobody else's."""
+    monkeypatch.setattr(memory, "check_device", lambda name: "cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9 * (145 - held), 150 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * 10**9)
+    with pytest.raises(BadInput) as caught:
+        plan_memory(_settings(three_b, algorithm={"name": "ppo"}))
+    assert str(caught.value).startswith(f"model '{three_b}' does not fit on cuda{words}: weights 6.2 GB, ")
+
+
 def test_refused_where_nothing_helps(three_b: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda _: 10**9)
     with pytest.raises(BadInput, match=r"= 6.9 GB of 1.0 GB; take a smaller model, or a device with more memory$"):
