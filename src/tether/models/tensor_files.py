@@ -62,6 +62,8 @@ class TensorFile(NamedTuple):
     path: Path
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str] = {}
+    forced: bool = True
+    """Whether to wait until it is on the disk. Otherwise the system writes it there when it sees fit, half a minute later at the latest on Linux."""
 
 
 def entry_of(tensor: Tensor) -> Entry:
@@ -75,8 +77,8 @@ def pieces_of(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def write_files(files: Sequence[TensorFile]) -> dict[Path, dict[str, Any]]:
-    """Write files side by side, the largest first, each forced to the disk; returns their sums."""
-    ordered = sorted(files, key=lambda file: -sum(entry.nbytes for entry in file.entries.values()))
+    """Write files side by side, those that are forced to the disk first, and of these the largest; returns their sums."""
+    ordered = sorted(files, key=lambda file: (not file.forced, -sum(entry.nbytes for entry in file.entries.values())))
     with ThreadPoolExecutor(WRITERS, thread_name_prefix="tensors") as threads:
         written = [threads.submit(write_file, file) for file in ordered]
     return {file.path: sums.result() for file, sums in zip(ordered, written, strict=True)}
@@ -102,9 +104,11 @@ def write_file(file: TensorFile) -> dict[str, Any]:
                 content = piece.view(torch.uint8).numpy().data if len(piece) else b""
                 out.write(content)
                 digest.update(content)
-                num_sent = _sent_to_disk(out, num_sent)
+                if file.forced:
+                    num_sent = _sent_to_disk(out, num_sent)
         out.flush()
-        os.fsync(out.fileno())
+        if file.forced:
+            os.fsync(out.fileno())
         return {"bytes": out.tell(), "sha256": digest.hexdigest()}
 
 

@@ -6,7 +6,8 @@
     checkpoints/best/                   model/ of the step that validated best so far, and its number in best.json: weights, nothing to resume from
 
 A folder is written beside its place, forced to the disk and renamed into it, so a kill, a power cut or a full disk leaves the earlier ones
-as they were. What a kill leaves behind lies in `.unfinished-*` folders, which are never counted and which `sweep` removes at the next
+as they were. Of the last checkpoint of a run that ends, only the weights are forced: the state, which is three times as large, is complete in the
+system's cache, which a kill leaves as it is, and nobody waits for the disk. What a kill leaves behind lies in `.unfinished-*` folders, which are never counted and which `sweep` removes at the next
 start. Nothing random is stored: every draw follows from the run's seed and the step.
 
 A run calls `save_checkpoint` in a thread of its own (saver.py), with a copy of model and state (snapshot.py). All files are written side by side, and
@@ -20,7 +21,7 @@ import pickle
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,7 +56,7 @@ from tether.runs.store import RunStore
 from tether.training.agent import Agent
 from tether.training.distributed.ranks import Ranks
 from tether.training.learner import Learner
-from tether.training.state_files import StateFiles, read_state
+from tether.training.state_files import STATE_TENSORS, StateFiles, read_state
 
 _UNFINISHED, _REPLACED = ".unfinished-", "replaced"
 _NOT_FULL = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE)
@@ -71,13 +72,16 @@ def save_checkpoint(
     keep: int,
     agent: Agent | None = None,
     moments: str = "float32",
+    *,
+    last: bool = False,
 ) -> Path:
-    """Write the checkpoint of a step and delete all but the `keep` newest; `moments` as in the settings."""
+    """Write the checkpoint of a step and delete all but the `keep` newest; `moments` as in the settings. `last`: the run ends with it."""
     target = folder / checkpoint_name(step)
-    with _written_beside(target) as draft:
+    with _written_beside(target, unforced=STATE_TENSORS if last else "") as draft:
         draft.mkdir()
         kept = StateFiles(draft, {"step": step, **state}, moments)
-        sums = write_files([*_begun_model(draft / MODEL, model, tokenizer, agent), *kept.files])
+        tensors = (file._replace(forced=not last) for file in kept.files)
+        sums = write_files([*_begun_model(draft / MODEL, model, tokenizer, agent), *tensors])
         kept.write_rest()
         _write_manifest(draft, step, sums)
     with _failing_to(f"delete checkpoints older than '{target}'"):
@@ -274,15 +278,18 @@ def rollback(checkpoint: Path, learner: Learner) -> None:
 
 
 @contextmanager
-def _written_beside(target: Path) -> Iterator[Path]:
-    """A place to write a folder in, which becomes `target` at the end of the block; where anything fails, `target` stays as it was."""
+def _written_beside(target: Path, unforced: str = "") -> Iterator[Path]:
+    """A place to write a folder in, which becomes `target` at the end of the block; where anything fails, `target` stays as it was.
+
+    `unforced`: the pattern of files that need not be on the disk by then.
+    """
     unfinished: Path | None = None
     with _failing_to(f"write checkpoint '{target}'"):
         try:
             unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
             draft = unfinished / target.name
             yield draft
-            _force_to_disk(draft)
+            _force_to_disk(draft, set(draft.glob(unforced)) if unforced else set())
             _move(draft, target, unfinished / _REPLACED)
             _force_folder(target.parent)
         finally:
@@ -313,9 +320,9 @@ def _failing_to(what: str) -> Iterator[None]:
         ) from error
 
 
-def _force_to_disk(written: Path) -> None:
-    """Make a file or a folder's contents outlive a power cut: a rename can reach the disk before the data it names."""
-    for path in (*sorted(written.rglob("*")), written):
+def _force_to_disk(written: Path, but: Set[Path]) -> None:
+    """Make a folder's contents outlive a power cut: a rename can reach the disk before the data it names."""
+    for path in (*sorted(set(written.rglob("*")) - but), written):
         if path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())

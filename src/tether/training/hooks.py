@@ -50,8 +50,8 @@ class Run(Protocol):
     records: list[StepRecord]
     """Of all complete steps, in order."""
 
-    def save(self) -> None:
-        """Write a checkpoint of the last complete step; it is in its place after `saver.finish`."""
+    def save(self, *, last: bool = False) -> None:
+        """Write a checkpoint of the last complete step; it is in its place after `saver.finish`. `last`: training ends with it."""
 
 
 def write_record(run: Run, record: StepRecord) -> StepRecord:
@@ -89,10 +89,10 @@ class Checkpoints(Hook):
     """Writes a checkpoint every `checkpoint.every` steps and at the last step, unless `checkpoint.last` is off."""
 
     def on_step(self, run: Run, record: StepRecord) -> StepRecord:
-        chosen = run.settings.checkpoint
-        if record.step and (chosen.last if record.step == run.settings.steps else record.step % chosen.every == 0):
+        chosen, last = run.settings.checkpoint, record.step == run.settings.steps
+        if record.step and (chosen.last if last else record.step % chosen.every == 0):
             run.callbacks.on_stage_begin("checkpoint", 1)
-            run.save()
+            run.save(last=last)
         return record
 
 

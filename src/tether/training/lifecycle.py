@@ -168,7 +168,7 @@ def finish(run: WholeRun, stopped: str | None) -> None:
     """The last step is done, or the run was `stopped` for a reason: keep the weights, measure them, put the reason on the record."""
     if stopped is not None:
         if run.settings.checkpoint.last:
-            run.save()
+            run.save(last=True)
         record, note = run.records[-1], f"stopped early: {stopped}"
         if note not in record.notes:  # else a run that had stopped was resumed
             record = dataclasses.replace(record, notes=[*record.notes, note])

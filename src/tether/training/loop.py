@@ -98,10 +98,10 @@ class Trainer:
         for hook in self.hooks:  # checkpoint, evaluation, best checkpoint, trackers
             record = hook.on_step(self, record)
 
-    def save(self) -> None:
-        """Write a checkpoint of the last complete step, from a copy that is taken now; it is in its place after `saver.finish`."""
+    def save(self, *, last: bool = False) -> None:
+        """Write a checkpoint of the last complete step, from a copy that is taken now; it is in its place after `saver.finish`. `last`: training ended."""
         if self.saver.saved_step != self.step:  # a step's checkpoint holds the same, whatever asked for it
             state = {"monitor": self.monitor_state, "alarm_actions": self.alarm_actions.state(), **self.rollouts.state(self.step)}
             if self.prompt_memory is not None:
                 state["prompt_memory"] = self.prompt_memory.state()
-            self.saver.save(self.step, state)
+            self.saver.save(self.step, state, last=last)

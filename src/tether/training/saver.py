@@ -74,15 +74,16 @@ class CheckpointSaver:
         if self._writes and self._background and self._policy.device.type != "cpu" and self._memory.fits(sum(sizes)):
             self._writer.submit(lambda: self._memory.prepare(sizes))
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
-        """Take the copy that the checkpoint of the last complete step is written from: weights, the learner's state, and `state`."""
+    def save(self, step: int, state: dict[str, Any], *, last: bool) -> None:
+        """Take the copy that the checkpoint of the last complete step is written from: weights, the learner's state, and `state`. `last`: the run ends
+        with it."""
         self.finish()  # one at a time; outside the shield, which is for what must not be interrupted
         with self._timer.stage("checkpoint"), self._ranks.interrupts.shield():
             self._store.sync()  # after a power cut no checkpoint may be newer than the records of its steps
             model = self._learner.whole_model()
             state = {"learner": self._learner.state(), **state}
             self.saved_step = step
-            self._put(step, model, state, lambda taken: self._write(step, taken))
+            self._put(step, model, state, lambda taken: self._write(step, taken, last=last))
 
     def keep_best(self, step: int, success: float) -> None:
         """Keep the weights of the last complete step as the best. All ranks call it."""
@@ -166,9 +167,10 @@ class CheckpointSaver:
             self._callbacks.on_note(str(error))
             return None
 
-    def _write(self, step: int, taken: Snapshot) -> None:
+    def _write(self, step: int, taken: Snapshot, *, last: bool) -> None:
+        how = self._keep, self._agent, self._moments
         with self._writing():
-            save_checkpoint(self._folder, step, taken.model, self._tokenizer, taken.state, self._keep, self._agent, self._moments)
+            save_checkpoint(self._folder, step, taken.model, self._tokenizer, taken.state, *how, last=last)
 
     def _write_best(self, step: int, success: float, taken: Snapshot) -> None:
         with self._writing():

@@ -20,6 +20,8 @@ from tether.models.tensor_files import Entry, TensorFile, entry_of, pieces_of, s
 from tether.runs.checkpoints import STATE
 from tether.training.masters import LowBits, in_bfloat16, low_bits
 
+STATE_TENSORS = "state-*.safetensors"
+"""The pattern of their names."""
 EXCEPTIONS = "masters_exceptions"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -74,7 +76,7 @@ def read_state(folder: Path, *, mapped: bool) -> dict[str, Any]:
     if exceptions is None:
         return state
     found: dict[str, Any] = {}
-    for path in sorted(folder.glob("state-*.safetensors")):
+    for path in sorted(folder.glob(STATE_TENSORS)):
         with safe_open(path, "pt") as file:
             for place in file.keys():  # noqa: SIM118 - it is no dictionary
                 tensor = file.get_tensor(place)

@@ -28,8 +28,10 @@ class Killed(BaseException):
     """Ends a write as a kill would: nothing after it runs, but for what the test calls."""
 
 
-def _save(folder: Path, step: int, tiny: Any, keep: int = 2, note: str | None = None) -> Path:
-    return save_checkpoint(folder, step, tiny.model, tiny.tokenizer, {"note": note or f"of step {step}"}, keep)
+def _save(folder: Path, step: int, tiny: Any, keep: int = 2, note: str | None = None, **given: Any) -> Path:
+    return save_checkpoint(
+        folder, step, tiny.model, tiny.tokenizer, {"note": note or f"of step {step}", **given.pop("state", {})}, keep, **given
+    )
 
 
 def _stub(folder: Path, step: int, note: str = "") -> Path:
@@ -467,6 +469,18 @@ def test_everything_is_on_the_disk_before_the_rename(tmp_path: Path, tiny: Any, 
     before = set(events[: events.index("rename")])
     assert {inner.stat().st_ino for inner in (path, *path.rglob("*"))} == before
     assert events[events.index("rename") + 1 :] == [tmp_path.stat().st_ino]
+
+
+def test_of_the_last_checkpoint_the_state_is_left_to_the_system(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights and what names them are on the disk before the rename; the tensors of the state, three times as large, nobody waits for."""
+    forced: list[int] = []
+    rename = Path.rename
+    monkeypatch.setattr(os, "fsync", lambda handle: forced.append(os.fstat(handle).st_ino))
+    monkeypatch.setattr(Path, "rename", lambda path, target: (forced.append(-1), rename(path, target))[1])
+    path = _save(tmp_path, 1, tiny, state={"moment": torch.ones(3)}, last=True)
+    left = {inner for inner in path.rglob("*") if inner.stat().st_ino not in forced[: forced.index(-1)]}
+    assert left == set(path.glob("state-*.safetensors")) and left
+    assert damage(path) == [] and load_state(path)["step"] == 1
 
 
 def test_a_file_system_that_cannot_sync_folders_will_do(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,13 +74,16 @@ class _Gate:
     """Holds every write back until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real, self.open, self.entered, self.written = saver.save_checkpoint, threading.Event(), threading.Event(), []
+        real, self.open, self.entered = saver.save_checkpoint, threading.Event(), threading.Event()
+        self.written: list[int] = []
+        self.last: list[int] = []
 
-        def gated(folder: Path, step: int, *rest: Any) -> Path:
+        def gated(folder: Path, step: int, *rest: Any, last: bool) -> Path:
             self.entered.set()
             assert self.open.wait(60)
             self.written.append(step)
-            return real(folder, step, *rest)
+            self.last += [step] * last
+            return real(folder, step, *rest, last=last)
 
         monkeypatch.setattr(saver, "save_checkpoint", gated)
 
@@ -195,7 +198,7 @@ def test_one_is_in_flight_at_most_and_the_end_waits(tmp_path: Path, monkeypatch:
     heard = _Notes(gate.open.set)
     trainer = _trainer(tmp_path / "run", heard, evaluation={"every": 1})
     trainer.run()
-    assert gate.written == [1, 2]
+    assert gate.written == [1, 2] and gate.last == [2]
     assert heard.notes[-1].startswith("waiting for the checkpoint of step 1 (") and heard.notes[-1].endswith(" GB) to be written")
     assert ("checkpoint", 100) in heard.stages
     assert [path.name for path in list_checkpoints(trainer.store.checkpoints)] == ["step_000001", "step_000002"]
@@ -230,10 +233,10 @@ def test_a_write_that_fails_ends_the_run(
     """At the next border of a step, or at the end; the best checkpoint of a step that has none is no second error."""
     real = saver.save_checkpoint
 
-    def fail(folder: Path, step: int, *rest: Any) -> Path:
+    def fail(folder: Path, step: int, *rest: Any, **how: Any) -> Path:
         if step == failing:
             raise CheckpointError(f"cannot write checkpoint of step {step}: No space left on device; free some space")
-        return real(folder, step, *rest)
+        return real(folder, step, *rest, **how)
 
     monkeypatch.setattr(saver, "save_checkpoint", fail)
     trainer = _trainer(
