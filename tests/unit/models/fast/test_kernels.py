@@ -14,7 +14,7 @@ from tether.core.seeding import derive_seed, generator
 
 pytest.importorskip("triton")
 
-from tether.models.fast.kernels import attention, shared_pages
+from tether.models.fast.kernels import attention
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention, text_attention
 from tether.models.fast.kernels.logits import BLOCK, DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import (
@@ -27,7 +27,6 @@ from tether.models.fast.kernels.pointwise import (
     swiglu_forward,
 )
 from tether.models.fast.kernels.products import product, product_parts, product_swiglu
-from tether.models.fast.kernels.shared_pages import SharedPages
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ONLY_CUDA = pytest.mark.skipif(DEVICE != "cuda", reason="Triton's interpreter has no products in half precision")
@@ -256,55 +255,6 @@ def test_attention_of_new_tokens(
                 stored = [cache[int(tables[row, at // page]), :, at % page] for cache in caches]
                 assert_close(stored, [turned_key[token], value[token]], rtol=1e-5, atol=1e-5)
         assert not arrived.any()
-
-
-@pytest.mark.parametrize(("new", "members"), [(1, 16), (1, 2), (3, 2)])
-def test_pages_that_texts_share_are_read_once(monkeypatch: pytest.MonkeyPatch, new: int, members: int) -> None:
-    """Three texts share two pages, two others one, the sixth none; blocks hold all members or two, so that the third member reads for itself."""
-    monkeypatch.setattr(attention, "ENOUGH_PROGRAMS", 24)
-    monkeypatch.setattr(shared_pages, "SPLITS", 2)
-    monkeypatch.setattr(shared_pages, "MOST_MEMBERS", members)
-    monkeypatch.setattr(shared_pages, "LEAST_SAVED", 0)
-    num_heads, num_kv_heads, page, width = 6, 2, 16, 24
-    rows = [[3, 8, 5], [7, 2, 0], [3, 8, 9], [1, 0, 0], [3, 8, 4], [7, 6, 0]]
-    lengths, counts = [35, 20, 47, 9, 36, 24], [1 if new == 1 else 1 + row % new for row in range(6)]
-    tables = np.array(rows, dtype=np.int32)
-    most = shared_pages.members_of_block(num_heads, num_kv_heads, new)
-    shared = SharedPages.within(torch.tensor(shared_pages.find_shared(tables, 6, most), device=DEVICE), 6, most)
-    blocks = [([0, 2, 4], 2), ([1, 5], 1)] if members == 16 else [([0, 2], 2), ([1, 5], 1)]
-    found = [([x for x in of if x >= 0], count) for of, count in zip(shared.members_NM.tolist(), shared.pages_N.tolist(), strict=True)]
-    assert found[:2] == blocks and all(block == ([], 0) for block in found[2:])
-    assert shared.read_B.tolist() == [2, 1, 2, 0, 2 * (members == 16), 1]
-    caches = random(10, num_kv_heads, page, width), random(10, num_kv_heads, page, width)
-    angles = random(80, width // 2)
-    states = random(sum(counts), (num_heads + 2 * num_kv_heads) * width)
-    sizes = [num_heads * width, num_kv_heads * width, num_kv_heads * width]
-    query, key, value = (part.unflatten(1, (-1, width)) for part in states.split(sizes, dim=1))
-    firsts = np.cumsum(counts) - counts
-    filled, starts, numbers = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (lengths, firsts, counts))
-    positions = [length - count + step for length, count in zip(lengths, counts, strict=True) for step in range(count)]
-    turned_query, turned_key = (turned(x, torch.tensor(positions, device=DEVICE), angles) for x in (query, key))
-    before = [cache.clone() for cache in caches]
-    given = (
-        torch.tensor(tables, device=DEVICE),
-        filled,
-        (angles.cos(), angles.sin()),
-        0.2,
-        torch.zeros(12, dtype=torch.int32, device=DEVICE),
-    )
-    got = attend_new_tokens((query, key, value), caches, *given, ragged=None if new == 1 else (starts, numbers, new), shared=shared)
-    for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        own = slice(int(firsts[row]), int(firsts[row]) + count)
-        past = [torch.cat([cache[number].transpose(0, 1) for number in rows[row]])[: length - count] for cache in before]
-        expected = definition(turned_query[own], torch.cat([past[0], turned_key[own]]), torch.cat([past[1], value[own]]), 0.2)
-        assert_close(got[own], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_little_that_is_shared_is_read_by_every_text() -> None:
-    """One page of two texts is less than a page a text; with a third page in common it is enough."""
-    assert shared_pages.find_shared(np.array([[1, 2], [1, 3], [4, 0]], dtype=np.int32), 4, 16) is None
-    flat = shared_pages.find_shared(np.array([[1, 2, 5], [1, 2, 5], [4, 0, 0]], dtype=np.int32), 4, 16)
-    assert flat is not None and flat[-4:].tolist() == [3, 3, 0, 0]
 
 
 def drawn(

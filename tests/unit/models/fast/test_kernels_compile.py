@@ -11,12 +11,8 @@ FLOAT8_KERNELS = ["_float8_product", "_swiglu_float8"]
 KERNELS = [
     "_accept",
     "_attend_new_tokens",
-    "_attend_new_tokens SHARED",
     "_attend_new_tokens SHIFTED",
-    "_attend_new_tokens SHIFTED SHARED",
     "_attend_pages",
-    "_attend_shared",
-    "_attend_shared SHIFTED",
     "_attend_texts",
     "_differentiate_rows",
     "_guess",
@@ -49,7 +45,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from tether.models.fast.backbone import LlamaBackbone
-from tether.models.fast.kernels import attention, float8, pointwise, products, shared_pages
+from tether.models.fast.kernels import attention, float8, pointwise, products
 from tether.models.fast.kernels.attention import attend_new_tokens, text_attention
 from tether.models.fast.kernels.drafts import TextTable
 from tether.models.fast.float8 import Float8Mlps
@@ -72,11 +68,11 @@ class OnlyCompiles:
 
 def compile_only(self, *arguments, grid, warmup, **options):
     run(self, *arguments, grid=grid, warmup=True, **options)
-    compiled.add(self.fn.__name__ + "".join(f" {name}" for name in ("SHIFTED", "SHARED", "PLACED", "NUM_NEVER") if options.get(name)))
+    compiled.add(self.fn.__name__ + "".join(f" {name}" for name in ("SHIFTED", "PLACED", "NUM_NEVER") if options.get(name)))
 
 
 if int(sys.argv[1]) >= 90:
-    for kernels in (attention, float8, pointwise, products, shared_pages):
+    for kernels in (attention, float8, pointwise, products):
         kernels.launch_options = lambda device: {"CHAINED": True, "launch_pdl": True}
 driver.set_active(OnlyCompiles())
 run, JITFunction.run = JITFunction.run, compile_only
@@ -92,7 +88,7 @@ for vision in (None, SimpleNamespace(sections=(8, 12, 12), never_sampled=(7, 9))
     for job in _jobs(backbone):  # one new token a text, no gradient
         job()
     for size in sizes:
-        _attend_new(backbone, *size, shares=size[0] > 1)
+        _attend_new(backbone, *size)
 for job in (*_draft_jobs(TextTable(4, 64, model.device), sizes), *_gradient_jobs(backbone)):
     job()
 x, number = torch.zeros(16, 6, 64, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int32)

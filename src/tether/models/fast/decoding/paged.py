@@ -2,8 +2,7 @@
 
 A step of decoding (embedding, layers, head, sampling, recording) is recorded once for a few batch sizes as a CUDA graph and replayed for every
 token; rows that fill up a batch to its size write to page 0, which no slot owns. Several tokens in a row are sampled on the device before the
-host looks at them. Prompts and observations are fed flat, one text after another; slots that begin alike share full pages, which steps of many rows
-read once for several of them (kernels/shared_pages.py). Small
+host looks at them. Prompts and observations are fed flat, one text after another; slots that begin alike share full pages. Small
 feeds (a few conversations that come back from their environment) are filled up to one of a few sizes and replayed too: launched one by one, their
 kernels would take longer than the device needs for them. Drafts (kernels/drafts.py) are made and verified by a step with a few tokens a row, several
 times before the host looks; the last of these steps also takes in such a feed, which costs about half of what it costs apart. The weights are the
@@ -33,7 +32,6 @@ from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillR
 from tether.models.fast.decoding.sampling import sample
 from tether.models.fast.kernels.drafts import DraftState, TextTable
 from tether.models.fast.kernels.logits import DecodeState, sample_step
-from tether.models.fast.kernels.shared_pages import LEAST_SHARING_ROWS, SharedPages, find_shared, members_of_block, nothing_shared
 from tether.models.fast.kernels.warm_up import warm_up_drafts
 
 PAGE = 64
@@ -109,10 +107,7 @@ class PagedDecoder:
         self._tables_BX = torch.zeros(_batch_size(num_slots), self._pages.tables.shape[1], dtype=torch.int32, device=weight.device)
         self._shifts_B = torch.zeros(_batch_size(num_slots), dtype=torch.int32, device=weight.device) if backbone.sections else None
         """How far the rotary places of a call's rows lie from their positions."""
-        self._shared: dict[tuple[int, int], Tensor] = {}
-        """Which pages the rows of a call read together, by its rows and the most tokens of each; recorded steps read it."""
-        self._graphs: dict[tuple[int, Sampling, bool], torch.cuda.CUDAGraph] = {}
-        """Of steps without drafts; the last part of the key is whether rows read pages together."""
+        self._graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
         self._fed: dict[tuple[int, int], tuple[list[Tensor], torch.cuda.CUDAGraph, Tensor]] = {}
         """Recorded feeds by their sizes: inputs, graph, logits."""
         self._texts: TextTable | None = None
@@ -186,8 +181,7 @@ class PagedDecoder:
         state = self._state
         state.uniforms_BK[:num_rows, :num_steps] = self._feeds.sent(uniforms_BK)
         state.rate_1.fill_(1 / (sampling.temperature or 1.0))
-        shared = self._shared_pages(size, 1) if self._find_shared(slots, size, 1) else None
-        step = self._recorded(size, sampling, shared)
+        step = self._recorded(size, sampling)
         for _ in range(num_steps):
             step()
         if self._texts is not None:
@@ -228,7 +222,6 @@ class PagedDecoder:
         state, step = self._drafting(self._texts, size, 1 + plan.tokens, sampling)
         given = self._feeds.sent(state.given(self._pages.rows(slots, size), slots, starts, uniforms_BK, self._texts.unused_slot))
         self._shift(slots, starts, plan.most_sampled, size)
-        self._find_shared(slots, size, 1 + plan.tokens)
         state.memory[: len(given)] = given  # the last tokens are in the texts already, by whichever call has sampled them
         state.drawn.rate_1.fill_(1 / (sampling.temperature or 1.0))
         for _ in range(plan.rounds - 1):
@@ -295,45 +288,15 @@ class PagedDecoder:
             shifts_B[: len(slots)] = self._feeds.places.of_words(slots, starts, count) - np.asarray(starts)
             self._shifts_B[:size] = self._feeds.sent(shifts_B)
 
-    def _shared_pages(self, size: int, most_each: int) -> SharedPages | None:
-        """Where it stands which pages the rows of a call read together; None for steps whose rows read all pages by themselves."""
-        num_members = self._members(size, most_each)
-        if num_members == 1:
-            return None
-        if (size, most_each) not in self._shared:
-            self._shared[size, most_each] = self._feeds.sent(nothing_shared(size, num_members))
-        return SharedPages.within(self._shared[size, most_each], size, num_members)
+    def _new(self, ids_S: Tensor, tables_BX: Tensor, lengths_B: Tensor, ragged: tuple[Tensor, Tensor, int] | None = None) -> NewTokens:
+        return NewTokens(ids_S, tables_BX, lengths_B, ragged, None if self._shifts_B is None else self._shifts_B[: len(lengths_B)])
 
-    def _find_shared(self, slots: Sequence[int], size: int, most_each: int) -> bool:
-        """Put it there; returns whether rows share enough."""
-        if self._shared_pages(size, most_each) is None:
-            return False
-        num_members = self._members(size, most_each)
-        found = find_shared(self._pages.tables[list(slots)], size, num_members)
-        self._shared[size, most_each].copy_(self._feeds.sent(nothing_shared(size, num_members) if found is None else found))
-        return found is not None
-
-    def _members(self, size: int, most_each: int) -> int:
-        """Rows that read pages together in a step of so many, with so many tokens each."""
-        backbone = self._backbone
-        return members_of_block(backbone.num_heads, backbone.num_kv_heads, most_each) if size >= LEAST_SHARING_ROWS else 1
-
-    def _new(
-        self,
-        ids_S: Tensor,
-        tables_BX: Tensor,
-        lengths_B: Tensor,
-        ragged: tuple[Tensor, Tensor, int] | None = None,
-        shared: SharedPages | None = None,
-    ) -> NewTokens:
-        return NewTokens(ids_S, tables_BX, lengths_B, ragged, None if self._shifts_B is None else self._shifts_B[: len(lengths_B)], shared)
-
-    def _recorded(self, size: int, sampling: Sampling, shared: SharedPages | None) -> "partial[None]":
+    def _recorded(self, size: int, sampling: Sampling) -> "partial[None]":
         """A step for a batch size, to be called once a token; recorded when it is first asked for."""
-        step = partial(self._step, size, sampling, shared)
+        step = partial(self._step, size, sampling)
         if self._device.type != "cuda":
             return step
-        key = size, _shape(sampling), shared is not None
+        key = size, _shape(sampling)
         if key not in self._graphs:
             self._graphs[key] = self._record(step)
         return partial(self._graphs[key].replay)
@@ -351,10 +314,10 @@ class PagedDecoder:
             tensor.copy_(values)
         return graph
 
-    def _step(self, size: int, sampling: Sampling, shared: SharedPages | None) -> None:
+    def _step(self, size: int, sampling: Sampling) -> None:
         """Feed the last sampled token of every row and sample the next."""
         state = self._state
-        new = self._new(state.ids_B[:size], self._tables_BX[:size], state.lengths_B[:size], shared=shared)
+        new = self._new(state.ids_B[:size], self._tables_BX[:size], state.lengths_B[:size])
         self._sample(self._pass.logits_of_new(new), state, sampling)
 
     def _sample(self, logits_BV: Tensor, state: DecodeState, sampling: Sampling) -> None:
@@ -406,8 +369,7 @@ class PagedDecoder:
         return partial(graph.replay)
 
     def _drafted_tokens(self, state: DraftState) -> NewTokens:
-        ragged = state.fed_starts_B, state.fed_counts_B, state.most_each
-        return self._new(state.fed_S, state.tables_BX, state.filled_B, ragged, self._shared_pages(len(state.slots_B), state.most_each))
+        return self._new(state.fed_S, state.tables_BX, state.filled_B, (state.fed_starts_B, state.fed_counts_B, state.most_each))
 
     def _draft_step(self, texts: TextTable, state: DraftState, sampling: Sampling) -> None:
         """Feed the last sampled token of every row and a draft, sample behind each of them, and keep what the draft allows."""

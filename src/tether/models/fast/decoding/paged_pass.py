@@ -18,7 +18,6 @@ from tether.models.fast.backbone import Attend, FeedForward, LlamaBackbone
 from tether.models.fast.decoding.feeds import Feed
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
 from tether.models.fast.kernels.pointwise import rotate_and_store
-from tether.models.fast.kernels.shared_pages import SharedPages
 from tether.models.fast.linear_logprobs import float32_product
 from tether.models.vision import Embedded
 
@@ -39,8 +38,6 @@ class NewTokens(NamedTuple):
     """Where each row's begin, how many they are, and how many at most; None: one each. Tokens of no row may stand behind the last."""
     shifts_B: Tensor | None = None
     """How far their rotary places lie from their positions, behind images; None: nowhere."""
-    shared: SharedPages | None = None
-    """Which pages are read for several rows at once; None: none."""
 
 
 class PagedPass:
@@ -131,7 +128,7 @@ class PagedPass:
     ) -> Tensor:
         backbone = self._backbone
         inputs = states, self._layers[layer], new.tables_BX, new.lengths_B, backbone.angles, backbone.scale, self._arrived
-        return attend_new_tokens(*inputs, out, ragged=new.ragged, shifts_B=new.shifts_B, shared=new.shared, chained=chained)
+        return attend_new_tokens(*inputs, out, ragged=new.ragged, shifts_B=new.shifts_B, chained=chained)
 
     @contextmanager
     def _on_second_stream(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ reads that text's pages up to the last position its queries may see.
 
 New tokens: a step of decoding has one new token a text, one that verifies drafts a few, not as many for each. One kernel puts their positions into queries and keys,
 writes keys and values to the cache, and attends. Where texts are too few to fill the GPU, the pages of each are split among programs; the one that
-arrives last adds up the parts. Pages that several texts share may have been read for all of them before (shared_pages.py).
+arrives last adds up the parts.
 
 Texts: a query sees all of its text's prefix, then its own text up to itself. Both go into one softmax; nothing is copied or padded.
 
@@ -22,10 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tether.models.fast.kernels import shared_pages
 from tether.models.fast.kernels.chaining import launch_options, wait_for_inputs
 from tether.models.fast.kernels.products import MOST_ROWS
-from tether.models.fast.kernels.shared_pages import SharedPages, Softmax, attend_shared_pages, rotated
 
 ENOUGH_PROGRAMS = 264
 """Two for each multiprocessor of the largest cards."""
@@ -142,12 +140,19 @@ def paged_attention(
     return out_SHD
 
 
+@triton.jit
+def _rotated(first, second, cos, sin, dtype: tl.constexpr):
+    """Two halves turned by a position, rounded as the module rounds them."""
+    a, b = first.to(tl.float32), second.to(tl.float32)
+    return (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+
+
 @triton.jit(do_not_specialize=["table_stride", "num_tokens"])
 def _attend_new_tokens(
     query_ptr, key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, tables_ptr, lengths_ptr, firsts_ptr, counts_ptr, shifts_ptr, cos_ptr, sin_ptr,
-    out_ptr, part_ptr, sums_ptr, arrived_ptr, read_ptr, shared_ptr, shared_sums_ptr,
+    out_ptr, part_ptr, sums_ptr, arrived_ptr,
     query_stride, key_stride, value_stride, table_stride, num_heads, num_kv_heads, half, scale_log2, num_tokens,
-    RAGGED: tl.constexpr, SHIFTED: tl.constexpr, SHARED: tl.constexpr, NEW_ROWS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr,
+    RAGGED: tl.constexpr, SHIFTED: tl.constexpr, NEW_ROWS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr,
     HALF: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     text, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -170,14 +175,12 @@ def _attend_new_tokens(
         angle = position.to(tl.int64)[:, None] * half + turn[None, :]
     cos = tl.load(cos_ptr + angle, mask=in_half[None, :], other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=in_half[None, :], other=0.0).to(tl.float32)
-    num_pages, num_read = tl.cdiv(length, PAGE), 0
-    if SHARED:  # as many pages are in the softmax that begins with what others have computed
-        num_read = tl.load(read_ptr + text)
-    each = tl.maximum(tl.cdiv(num_pages - num_read, SPLITS), 1)  # while a step is recorded, texts may be shorter than what they share
+    num_pages = tl.cdiv(length, PAGE)
+    each = tl.cdiv(num_pages, SPLITS)
     new = tl.arange(0, NEW_ROWS)
     at = length - num_new + new
     is_mine = (new < num_new) & (
-        split == (at // PAGE - num_read) // each
+        split == at // PAGE // each
     )  # this program reads the page, and no other does: it writes the new tokens there
     new_page = tl.load(tables_ptr + text * table_stride + at // PAGE, mask=is_mine, other=0).to(tl.int64)
     target = ((new_page * num_kv_heads + kv_head) * PAGE + at % PAGE)[:, None] * width
@@ -191,34 +194,21 @@ def _attend_new_tokens(
     wait_for_inputs(CHAINED)
     rows = query_ptr + (first_new + token)[:, None] * query_stride + (kv_head * GROUP + head)[:, None] * width + turn[None, :]
     there = is_query[:, None] & in_half[None, :]
-    query_a, query_b = rotated(tl.load(rows, mask=there, other=0.0), tl.load(rows + half, mask=there, other=0.0), cos, sin, dtype)
+    query_a, query_b = _rotated(tl.load(rows, mask=there, other=0.0), tl.load(rows + half, mask=there, other=0.0), cos, sin, dtype)
     new_keys = key_ptr + (first_new + new)[:, None] * key_stride + kv_head * width + turn[None, :]
-    new_a, new_b = rotated(
+    new_a, new_b = _rotated(
         tl.load(new_keys, mask=half_mine, other=0.0), tl.load(new_keys + half, mask=half_mine, other=0.0), new_cos, new_sin, dtype
     )
     tl.store(key_cache_ptr + target + turn[None, :], new_a, mask=half_mine)
     tl.store(key_cache_ptr + target + half + turn[None, :], new_b, mask=half_mine)
     new_values = value_ptr + (first_new + new)[:, None] * value_stride + kv_head * width + column[None, :]
     tl.store(value_cache_ptr + target + column[None, :], tl.load(new_values, mask=all_mine, other=0.0), mask=all_mine)
-    if split >= ((length - num_new) // PAGE - num_read) // each:
+    if split >= (length - num_new) // PAGE // each:
         tl.debug_barrier()  # the loop below reads what other threads of this program have written
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, WIDTH], tl.float32)
-    first = (first_new + token) * num_heads + kv_head * GROUP + head
-    if SHARED:
-        num_begun = tl.where(split == 0, tl.cdiv(num_read, tl.maximum(tl.cdiv(num_read, SHARED), 1)), 0)
-        for begun in range(0, num_begun):
-            place = begun * num_tokens * num_heads + first
-            part_best = tl.load(shared_sums_ptr + place * 2, mask=is_query, other=0.0)
-            part_total = tl.load(shared_sums_ptr + place * 2 + 1, mask=is_query, other=1.0)
-            part_mixed = tl.load(shared_ptr + place[:, None] * WIDTH + column[None, :], mask=is_query[:, None], other=0.0)
-            higher = tl.maximum(best, part_best)
-            shrink, grow = tl.exp2(best - higher), tl.exp2(part_best - higher)
-            total = total * shrink + part_total * grow
-            mixed = mixed * shrink[:, None] + part_mixed * grow[:, None]
-            best = higher
-    for index in range(num_read + split * each, tl.minimum(num_read + (split + 1) * each, num_pages)):
+    for index in range(split * each, tl.minimum((split + 1) * each, num_pages)):
         page = tl.load(tables_ptr + text * table_stride + index).to(tl.int64)
         lines = (page * num_kv_heads + kv_head) * PAGE * width + offset[:, None] * width
         filled = (index * PAGE + offset < length)[:, None]
@@ -236,6 +226,7 @@ def _attend_new_tokens(
         value = tl.load(value_cache_ptr + lines + column[None, :], mask=filled & in_width[None, :], other=0.0)
         mixed = mixed * shrink[:, None] + tl.dot(shares.to(dtype), value, input_precision=PRECISION)
         best = higher
+    first = (first_new + token) * num_heads + kv_head * GROUP + head
     out = out_ptr + first[:, None] * width + column[None, :]
     whole = is_query[:, None] & in_width[None, :]
     if SPLITS == 1:
@@ -279,12 +270,9 @@ def attend_new_tokens(
     *,
     ragged: tuple[Tensor, Tensor, int] | None = None,
     shifts_B: Tensor | None = None,
-    shared: SharedPages | None = None,
     chained: bool = True,
 ) -> Tensor:
     """[S, H, D] contiguous: new tokens, one or a few for each text, in one kernel: positions, cache, attention, sum of the splits.
-
-    Where texts share pages, another kernel before it reads these.
 
     Args:
         states: queries, keys and values of the new tokens, one text after another, before positions; the heads of a token stand beside each other.
@@ -298,7 +286,6 @@ def attend_new_tokens(
         ragged: where each text's new tokens begin among all, how many they are (int32, at least one), and how many one has at most. None:
             every text has one. Of tokens that belong to no text nothing is written.
         shifts_B: how far the places of each text's new tokens lie from their positions (int32); None: nowhere.
-        shared: which pages are read for several texts at once; None: none.
         chained: whether it may start before the kernel before it has ended, if tokens are few.
     """
     query_SHD, key_SKD, value_SKD = states
@@ -319,19 +306,15 @@ def attend_new_tokens(
     parts = torch.empty(size, wide, dtype=torch.float32, device=query_SHD.device)
     sums = torch.empty(size, 2, dtype=torch.float32, device=query_SHD.device)
     full = query_SHD.dtype == torch.float32
-    begun = Softmax(sums, sums)
-    if shared is not None:
-        begun = attend_shared_pages(query_SHD, caches, tables_BX, lengths_B, angles, scale, shared, ragged, shifts_B)
     _attend_new_tokens[(num_texts, num_kv_heads, splits)](
         query_SHD, key_SKD, value_SKD, *caches, tables_BX, lengths_B, firsts_B, counts_B, lengths_B if shifts_B is None else shifts_B, *angles, out_SHD, parts, sums, arrived,
-        lengths_B if shared is None else shared.read_B, begun.mixed, begun.sums,
         query_SHD.stride(0), key_SKD.stride(0), value_SKD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, width // 2,
         scale * 1.4426950408889634, num_tokens,
-        RAGGED=ragged is not None, SHIFTED=shifts_B is not None, SHARED=0 if shared is None else shared_pages.SPLITS, NEW_ROWS=new_rows, GROUP=group, GROUP_ROWS=group_rows, ROWS=rows,
+        RAGGED=ragged is not None, SHIFTED=shifts_B is not None, NEW_ROWS=new_rows, GROUP=group, GROUP_ROWS=group_rows, ROWS=rows,
         HALF=max(16, triton.next_power_of_2(width // 2)), WIDTH=wide, PAGE=page,
         SPLITS=splits, PRECISION="ieee" if full else "tf32", num_warps=4, num_stages=2 if full else 3,
         # behind the library's products, an early start costs a little
-        **(launch_options(query_SHD.device) if shared is not None or (chained and num_tokens <= MOST_ROWS) else {"CHAINED": False}),
+        **(launch_options(query_SHD.device) if chained and num_tokens <= MOST_ROWS else {"CHAINED": False}),
     )  # fmt: skip
     return out_SHD
 

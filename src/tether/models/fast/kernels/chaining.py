@@ -30,10 +30,3 @@ def wait_for_inputs(CHAINED: tl.constexpr):
     if CHAINED:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def start_next(CHAINED: tl.constexpr):
-    """Let the next kernel start, of one that has nothing to wait for."""
-    if CHAINED:
-        tl.extra.cuda.gdc_launch_dependents()

@@ -34,7 +34,6 @@ from tether.models.fast.kernels.pointwise import (
     swiglu_forward,
 )
 from tether.models.fast.kernels.products import MOST_ROWS, product, product_parts, product_swiglu
-from tether.models.fast.kernels.shared_pages import LEAST_SHARING_ROWS, SharedPages, members_of_block, nothing_shared
 from tether.models.probing import HALF_TYPES
 
 TOKENS = 16
@@ -77,8 +76,7 @@ def warm_up_drafts(backbone: LlamaBackbone, sizes: Iterable[tuple[int, int, int]
     """The same for steps with drafts, by their rows, the tokens that are fed to all, and to each at most."""
     sizes = list(sizes)
     texts = TextTable(1, PAGE, backbone.model.device)
-    attend = (partial(_attend_new, backbone, *size, shares=size[0] >= LEAST_SHARING_ROWS) for size in sizes)
-    _run_all(backbone, [*_draft_jobs(texts, sizes), *attend])
+    _run_all(backbone, [*_draft_jobs(texts, sizes), *(partial(_attend_new, backbone, *size) for size in sizes)])
 
 
 def keep_launchers_apart() -> None:
@@ -144,7 +142,6 @@ def _jobs(backbone: LlamaBackbone) -> list[Callable[[], Any]]:
         lambda: rotate(*states(TOKENS)[:2], positions, *backbone.angles, back=False),
         lambda: rotate_and_store(states(TOKENS), caches, positions, positions * 0, zeros(1, 2, dtype=torch.int32), backbone.angles, placed),
         *(partial(_attend_new, backbone, num_texts, num_texts, 1) for num_texts in BATCH_SIZES),
-        partial(_attend_new, backbone, BATCH_SIZES[-1], BATCH_SIZES[-1], 1, shares=True),
         *(job for num_tokens in few for job in multiply(num_tokens)),
         lambda: attend(1, TOKENS),
         lambda: sample_step(logits, DecodeState(TOKENS, 1, device), greedy=False, never_N=never_N),
@@ -186,16 +183,12 @@ def _draft_jobs(texts: TextTable, sizes: Iterable[tuple[int, int, int]]) -> list
     return [lambda: texts.learn(number, number, number), *(partial(job, state) for state in states for job in (texts.guess, texts.accept))]
 
 
-def _attend_new(backbone: LlamaBackbone, num_texts: int, num_tokens: int, most_new: int, *, shares: bool = False) -> None:
+def _attend_new(backbone: LlamaBackbone, num_texts: int, num_tokens: int, most_new: int) -> None:
     zeros = partial(_zeros, backbone, dtype=torch.int32)
     tables, lengths, arrived = zeros(num_texts, 2), zeros(num_texts) + 1, zeros(num_texts * backbone.num_kv_heads)
     ragged = None if most_new == 1 else (lengths - 1, lengths, most_new)
     inputs = _caches(backbone), tables, lengths, backbone.angles, backbone.scale, arrived
-    shifts = zeros(num_texts) if backbone.sections else None
-    num_members = members_of_block(backbone.num_heads, backbone.num_kv_heads, most_new)
-    flat = torch.from_numpy(nothing_shared(num_texts, num_members)).to(lengths.device)
-    shared = SharedPages.within(flat, num_texts, num_members) if shares and num_members > 1 else None
-    attend_new_tokens(_states(backbone, num_tokens), *inputs, ragged=ragged, shifts_B=shifts, shared=shared)
+    attend_new_tokens(_states(backbone, num_tokens), *inputs, ragged=ragged, shifts_B=zeros(num_texts) if backbone.sections else None)
 
 
 def _zeros(backbone: LlamaBackbone, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -13,7 +13,7 @@ from tether.models.policy import probe_backbone
 pytest.importorskip("triton")
 
 from tether.models.fast.decoding import paged
-from tether.models.fast.kernels import attention, shared_pages
+from tether.models.fast.kernels import attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GREEDY = Sampling(temperature=0)
@@ -122,44 +122,6 @@ def test_a_slot_begins_with_what_another_holds(model: hf.PreTrainedModel, monkey
     text += found.ids_BK[0, : int(found.counts_B[0])].tolist()
     assert text[41:] == greedy(model, text[:41], len(text) - 41)
     np.testing.assert_allclose(found.logprobs_BK[0, : len(text) - 42], logprobs(model, text, len(text) - 42), atol=1e-5)
-
-
-@pytest.mark.parametrize("drafted", [False, True])
-def test_rows_read_the_pages_of_their_prompt_together(model: hf.PreTrainedModel, monkeypatch: pytest.MonkeyPatch, drafted: bool) -> None:
-    """Two slots with one prompt of two full pages and three tokens, and one with another: token for token, and in a step of two rows, one of each."""
-    monkeypatch.setattr(paged, "FEED_SIZES", ())
-    monkeypatch.setattr(paged, "LEAST_SHARING_ROWS", 2)
-    monkeypatch.setattr(shared_pages, "LEAST_SAVED", 0.5)
-    decoder = decoder_for(model)
-    if drafted:
-        decoder.start_drafts(2)
-    rng = generator("test", "together")
-    prompt, other = (rng.integers(0, 50, count).tolist() for count in (35, 20))
-    uniforms = np.zeros((3, 4), np.float32)
-    assert decoder.reserve({0: 35, 1: 35, 2: 20}, {1: 0})
-    first = decoder.prefill([PrefillRequest((0, 1), 0, prompt), PrefillRequest((2,), 0, other)], GREEDY, uniforms[:, 0].copy())().ids_BK
-    assert decoder.reserve({0: 45, 1: 45, 2: 30})
-    texts = [[*text, int(token)] for text, token in zip((prompt, prompt, other), first[:, 0], strict=True)]
-
-    def go_on(slots: list[int]) -> None:
-        starts, last = [len(texts[slot]) - 1 for slot in slots], [texts[slot][-1] for slot in slots]
-        if drafted:
-            found = decoder.speculate(slots, starts, last, DraftPlan(2, 2), GREEDY, np.zeros((len(slots), 6), np.float32))()
-            counts = [] if found.counts_B is None else found.counts_B.tolist()
-        else:
-            found, counts = decoder.decode(slots, starts, last, GREEDY, uniforms[: len(slots)])(), [4] * len(slots)
-        for row, (slot, count) in enumerate(zip(slots, counts, strict=True)):
-            texts[slot] += found.ids_BK[row, :count].tolist()
-            np.testing.assert_allclose(found.logprobs_BK[row, :count], logprobs(model, texts[slot], count), atol=1e-5)
-
-    go_on([2, 0, 1])
-    (read,) = [decoder._shared_pages(size, each).read_B.tolist() for size, each in decoder._shared]  # type: ignore[union-attr]
-    assert read == [0, 2, 2]
-    go_on([0, 2])
-    (read,) = [decoder._shared_pages(size, each).read_B.tolist() for size, each in decoder._shared]  # type: ignore[union-attr]
-    assert read == [0, 0, 0], "neither shares a page with the other"
-    for text, began in zip(texts, (prompt, prompt, other), strict=True):
-        assert text == [*began, *greedy(model, began, len(text) - len(began))]
 
 
 def test_a_feed_that_is_filled_up(model: hf.PreTrainedModel) -> None:
