@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-WRITERS = max(2, min(8, (os.cpu_count() or 1) // 2))
+CORES = os.cpu_count() or 1
+WRITERS = max(2, min(8, CORES // 2))
 """Files that are written at the same time; the other cores are the run's."""
 FILE_BYTES = 2**29
 """About the size of a file, so that the disk works on the first ones while others are written."""
@@ -76,10 +77,10 @@ def pieces_of(tensor: Tensor) -> Sequence[Tensor]:
     return tensor.detach().cpu().contiguous().flatten().split(max(1, PIECE // tensor.itemsize))
 
 
-def write_files(files: Sequence[TensorFile]) -> dict[Path, dict[str, Any]]:
-    """Write files side by side, those that are forced to the disk first, and of these the largest; returns their sums."""
+def write_files(files: Sequence[TensorFile], num_writers: int = WRITERS) -> dict[Path, dict[str, Any]]:
+    """Write so many files at a time, those that are forced to the disk first, and of these the largest; returns their sums."""
     ordered = sorted(files, key=lambda file: (not file.forced, -sum(entry.nbytes for entry in file.entries.values())))
-    with ThreadPoolExecutor(WRITERS, thread_name_prefix="tensors") as threads:
+    with ThreadPoolExecutor(num_writers, thread_name_prefix="tensors") as threads:
         written = [threads.submit(write_file, file) for file in ordered]
     return {file.path: sums.result() for file, sums in zip(ordered, written, strict=True)}
 

@@ -24,17 +24,18 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from tether.core.errors import CheckpointError, ModelUnavailable
+from tether.core.temporary import temporary_folder
 from tether.models.load import LoadedModel, load_model
 from tether.models.lora import model_files
-from tether.models.tensor_files import TensorFile, write_files
+from tether.models.tensor_files import CORES, WRITERS, TensorFile, write_files
 from tether.models.vision import save_processor
 from tether.runs.checkpoints import (
     BEST,
@@ -63,11 +64,33 @@ _NOT_FULL = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS
 """Errors of which more space cures none; others may be a full disk in the words of a library."""
 
 
+class SavesTokenizer(Protocol):
+    """A tokenizer, or its files."""
+
+    def save_pretrained(self, save_directory: Path) -> object: ...
+
+
+class TokenizerFiles:
+    """What a tokenizer writes, as it was when this was made. A thread of its own can write it: two must not share a tokenizer, and to copy one takes
+    five times as long."""
+
+    def __init__(self, tokenizer: SavesTokenizer) -> None:
+        with temporary_folder("tether-tokenizer-") as folder:
+            tokenizer.save_pretrained(folder)
+            self._files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def save_pretrained(self, save_directory: Path) -> None:
+        """Write the files."""
+        for name, content in self._files.items():
+            (save_directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (save_directory / name).write_bytes(content)
+
+
 def save_checkpoint(
     folder: Path,
     step: int,
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: SavesTokenizer,
     state: dict[str, Any],
     keep: int,
     agent: Agent | None = None,
@@ -81,7 +104,8 @@ def save_checkpoint(
         draft.mkdir()
         kept = StateFiles(draft, {"step": step, **state}, moments)
         tensors = (file._replace(forced=not last) for file in kept.files)
-        sums = write_files([*_begun_model(draft / MODEL, model, tokenizer, agent), *tensors])
+        files = [*_begun_model(draft / MODEL, model, tokenizer, agent), *tensors]
+        sums = write_files(files, max(WRITERS, CORES) if last else WRITERS)
         kept.write_rest()
         _write_manifest(draft, step, sums)
     with _failing_to(f"delete checkpoints older than '{target}'"):
@@ -98,12 +122,12 @@ def _write_manifest(draft: Path, step: int, known: Mapping[Path, dict[str, Any]]
     write_manifest(draft, step, {str(path.relative_to(draft)): known[path] if path in known else file_sum(path) for path in files})
 
 
-def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, agent: Agent | None = None) -> None:
+def write_model(folder: Path, model: PreTrainedModel, tokenizer: SavesTokenizer, agent: Agent | None = None) -> None:
     """Write a folder that `load_model` reads, with how its model is asked; where that fails, whatever the libraries say, it is an OSError."""
     write_files(_begun_model(folder, model, tokenizer, agent))
 
 
-def _begun_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> list[TensorFile]:
+def _begun_model(folder: Path, model: PreTrainedModel, tokenizer: SavesTokenizer, agent: Agent | None) -> list[TensorFile]:
     """Write such a folder but for the weights; returns their files."""
     files = model_files(model, folder)
     try:
@@ -148,7 +172,7 @@ def keep_best(folder: Path, step: int, success: float) -> None:
 
 
 def save_best(
-    folder: Path, step: int, success: float, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, agent: Agent | None = None
+    folder: Path, step: int, success: float, model: PreTrainedModel, tokenizer: SavesTokenizer, agent: Agent | None = None
 ) -> None:
     """Write the weights of a step that has no checkpoint as the best, if they are."""
     if is_best(folder, step, success):

@@ -7,7 +7,6 @@ the run's own process calls `finish` first. Where the copy finds no room in host
 note says so. Of several ranks the first writes; the others only remember which step was saved.
 """
 
-import copy
 import math
 import threading
 import time
@@ -26,7 +25,7 @@ from tether.runs.checkpoints import checkpoint_name
 from tether.runs.store import RunStore
 from tether.training.agent import Agent
 from tether.training.callbacks import Callback
-from tether.training.checkpoint import keep_best, save_best, save_checkpoint, unfinished_bytes
+from tether.training.checkpoint import TokenizerFiles, keep_best, save_best, save_checkpoint, unfinished_bytes
 from tether.training.learner import Learner
 from tether.training.resolve import without_secrets
 from tether.training.settings import RunSettings
@@ -102,8 +101,9 @@ class CheckpointSaver:
             return
         assert model is not None  # the rank that writes has it
         self._in_flight, self._size = step, storage_bytes(model, state)
-        if self._tokenizer is None:  # a copy: the run goes on using its own, which two threads must not share
-            self._tokenizer = copy.deepcopy(self._policy.tokenizer)
+        if self._tokenizer is None:
+            assert self._policy.tokenizer is not None  # loaded with the model
+            self._tokenizer = TokenizerFiles(self._policy.tokenizer)
         taken = self._snapshot(model, state)
         if taken is None:
             write(Snapshot(model, state))
