@@ -16,7 +16,7 @@ from harness.cells import CellFiles
 from harness.claims import Finding, Predicts, Verdict
 from harness.grid import Grid, Library, Plan, Plot
 from harness.plan import plan
-from harness.plots import COLOURS, Mark, Panel, Series, draw, write_pictures
+from harness.plots import COLOURS, Mark, Panel, Series, can_write_pictures, draw, write_pictures
 from harness.results import Level, Results, read_results, to_json
 from tether.core.config import flattened
 from tether.core.errors import BadInput
@@ -39,10 +39,10 @@ def write_pages(library: Library, names: Sequence[str]) -> list[Path]:
     every = [
         (name, plot, results) for name in names for plot in library.grids[name].plots for results in found[name].values() if results.records
     ]
-    figures = {library.folder / name / plot_name(plot, results.scale): plotted(library, plot, results) for name, plot, results in every}
-    drawn = {path: figure for path, figure in figures.items() if figure is not None}
-    written += (pictures := write_pictures(drawn))
-    if drawn and not pictures:
+    if can_write_pictures():
+        figures = {library.folder / name / plot_name(plot, results.scale): plotted(library, plot, results) for name, plot, results in every}
+        written += write_pictures({path: figure for path, figure in figures.items() if figure is not None})
+    elif every:
         _LOG.warning("pictures are as they were: kaleido, which draws them, is not installed (pip install kaleido)")
     glance = library.folder / README
     if glance.is_file():

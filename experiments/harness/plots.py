@@ -98,9 +98,14 @@ def _traces(series: Series, kind: str, number: int, colour: str) -> list[go.Scat
     return [*([band] if ends else []), go.Scatter(x=x, y=y, name=series.name, mode="lines", line={"color": colour, "width": 1.8})]
 
 
+def can_write_pictures() -> bool:
+    """Whether kaleido is installed. Figures that nobody can write need not be made: those of all experiments take seconds."""
+    return importlib.util.find_spec("kaleido") is not None
+
+
 def write_pictures(figures: Mapping[Path, go.Figure]) -> list[Path]:
-    """Write the figures as SVG, by one browser, and return their paths; nothing without kaleido. Equal figures give equal bytes."""
-    if not figures or importlib.util.find_spec("kaleido") is None:
+    """Write the figures as SVG, by one browser, and return their paths. Equal figures give equal bytes."""
+    if not figures:
         return []
     with tempfile.TemporaryDirectory() as folder:
         drafts = [Path(folder) / f"{number}.svg" for number in range(len(figures))]
