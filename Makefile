@@ -4,7 +4,7 @@
 PYTHON ?= python3
 DEMO_OUT ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 PYTEST_ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 TORTURE_MINUTES ?= 60
 VLLM ?=
 VLLM_VERSION ?= 0.32.0
@@ -30,11 +30,14 @@ LINT = lint-style lint-format lint-types lint-imports
 test: set-up-dev ## lint and every test (PYTEST_ARGS="-k name" for some, JOBS=n for more workers)
 	$(MAKE) --no-print-directory -j2 tests $(LINT)
 
-# Two workers with one thread each: torch's own threads would only fight over the cores. Each begins with one half of the tests and takes from the
-# other when it is done, so that most fixtures of a module are made once.
+# Three workers with one thread each for two cores: torch's own threads would only fight over the cores, and a third of a worker's time goes to waiting
+# for time-outs, servers and processes. Each begins with a third of the tests and takes from the others when it is done, so that most fixtures of a
+# module are made once.
 tests: set-up-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
+# Many of these start several processes themselves.
+test-long: JOBS = 2
 test-long: set-up-dev ## the tests that are too long for every time: more kills, ranks, servers, interruptions
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long $(PYTEST_ARGS)
 
