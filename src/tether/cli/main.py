@@ -4,6 +4,7 @@ Exit codes: 0 success, 2 bad input (what, got, what to do), 1 anything else that
 SIGHUP, 141 where nobody reads the output any more.
 """
 
+import functools
 import os
 import signal
 import sys
@@ -112,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
         join_slurm()
         _check_verb(words[0])
         words = _with_copies(words)
-        code = app(args=words, prog_name="tether", standalone_mode=False, obj=words)
+        code = _command()(args=words, prog_name="tether", standalone_mode=False, obj=words)
     except TetherError as error:
         rank = int(os.environ.get("RANK") or 0)
         if rank and error.common:  # rank 0 says it
@@ -132,9 +133,15 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(code if isinstance(code, int) else 0)
 
 
+@functools.cache
+def _command() -> Any:
+    """All verbs with their options, read once: that takes typer some hundredths of a second."""
+    return typer.main.get_command(app)
+
+
 def _check_verb(word: str) -> None:
     """An unknown verb gets the nearest one suggested; typer would only say that it does not exist."""
-    verbs = getattr(typer.main.get_command(app), "commands", {})
+    verbs = _command().commands
     if not word.startswith("-") and word not in verbs:
         _fail(f"unknown command '{word}': {did_you_mean(word, verbs)}", 2)
     if word in ONE_PROCESS and os.environ.get("WORLD_SIZE", "1") != "1":
