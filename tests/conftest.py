@@ -38,15 +38,20 @@ if importlib.util.find_spec("hypothesis"):  # the machine with a GPU has none
     hypothesis.settings.load_profile("busy")
 
 
+def _is_compiled() -> bool:
+    found = importlib.util.find_spec("transformers")
+    return found is None or found.origin is None or Path(importlib.util.cache_from_source(found.origin)).exists()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """In a fresh checkout one worker compiles torch, transformers and the tests, and the others read what it wrote: half a minute of a core for each."""
-    found = importlib.util.find_spec("transformers")
-    compiled = found is None or found.origin is None or Path(importlib.util.cache_from_source(found.origin)).exists()
     with contextlib.ExitStack() as stack:
-        if not compiled and hasattr(session.config, "workerinput"):
+        if not _is_compiled() and hasattr(session.config, "workerinput"):
             lock = stack.enter_context((Path(session.config.option.basetemp).parent / "compiling.lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is_compiled():  # another worker had it until everything was
+                fcntl.flock(lock, fcntl.LOCK_UN)
         return (yield)
 
 
