@@ -16,9 +16,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tether.models.tensor_files import Entry, TensorFile, entry_of, pieces_of, shared_out
+from tether.models.tensor_files import Entry, TensorFile, entry_of, shared_out
 from tether.runs.checkpoints import STATE
-from tether.training.masters import LowBits, in_bfloat16, low_bits
+from tether.training.masters import LowBits, in_bfloat16, low_pieces
 
 STATE_TENSORS = "state-*.safetensors"
 """The pattern of their names."""
@@ -56,16 +56,12 @@ class StateFiles:
         if in_halves:
             return Entry(torch.int16, tensor.shape, partial(self._low, tensor, place))
         if self._moments == "bfloat16" and place.rpartition("/")[2] in MOMENTS and tensor.dtype == torch.float32:
-            return Entry(torch.bfloat16, tensor.shape, lambda: map(in_bfloat16, pieces_of(tensor)))
+            return Entry(torch.bfloat16, tensor.shape, partial(in_bfloat16, tensor))
         return entry_of(tensor)
 
     def _low(self, master: Tensor, place: str) -> Iterator[Tensor]:
-        found, start = [], 0
-        for piece in pieces_of(master):
-            low, at, bits = low_bits(piece)
-            found.append((at + start, bits))
-            yield low
-            start += len(piece)
+        found: list[tuple[Tensor, Tensor]] = []
+        yield from low_pieces(master, found)
         self._exceptions[place] = [torch.cat(parts) for parts in zip(*found, strict=True)]
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tether.models import tensor_files
 from tether.models.tensor_files import TensorFile, entry_of, write_file, write_files
 from tether.runs.checkpoints import file_sum
+from tether.training import masters
 from tether.training.checkpoint import load_state, save_checkpoint
 from tether.training.masters import LowBits, in_bfloat16, joined, low_bits
 from tether.training.snapshot import HostMemory
@@ -59,9 +60,28 @@ def test_all_bits_come_back() -> None:
 def test_moments_are_rounded_as_torch_does_it() -> None:
     generator = torch.Generator().manual_seed(1)
     numbers = torch.randn(1000, 1100, generator=generator) * 10.0 ** torch.randint(-30, 5, (1000, 1100), generator=generator)
-    assert torch.equal(in_bfloat16(numbers), numbers.bfloat16())
-    assert ((in_bfloat16(numbers).float() - numbers).abs() <= numbers.abs() / 256).all()  # and none is zero that was not
-    assert torch.equal(in_bfloat16(_numbers(0x3F808000, 0x3F818000, 0)), torch.tensor([1.0, 1.015625, 0.0], dtype=torch.bfloat16))
+    rounded = torch.cat([piece.clone() for piece in in_bfloat16(numbers)]).view(numbers.shape)
+    assert torch.equal(rounded, numbers.bfloat16())
+    assert ((rounded.float() - numbers).abs() <= numbers.abs() / 256).all()  # and none is zero that was not
+    (found,) = in_bfloat16(_numbers(0x3F808000, 0x3F818000, 0))
+    assert torch.equal(found, torch.tensor([1.0, 1.015625, 0.0], dtype=torch.bfloat16))
+
+
+def test_numbers_in_several_pieces_and_in_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2,500 random patterns and four exceptions in pieces of 1,000, in memory that is used again; an exception is counted through the whole."""
+    monkeypatch.setattr(masters, "PIECE", 1000)
+    patterns = torch.randint(-(2**31), 2**31 - 1, (50, 50), generator=torch.Generator().manual_seed(2), dtype=torch.int64).to(torch.int32)
+    for place in (0, 999, 1000, 2499):
+        patterns.view(-1)[place] = 0x3F808000
+    master = patterns.view(torch.float32)
+    saved = low_bits(master)
+    assert {0, 999, 1000, 2499} <= set(saved.at.tolist())
+    assert torch.equal(joined(master.bfloat16(), saved).view(torch.int32), patterns)
+    finite = torch.nan_to_num(master, nan=1.5)
+    assert [len(piece) for piece in in_bfloat16(finite)] == [1000, 1000, 500]
+    assert torch.equal(torch.cat([piece.clone() for piece in in_bfloat16(finite)]).view(50, 50), finite.bfloat16())
+    nothing = low_bits(torch.empty(0, 3))
+    assert nothing.low.shape == (0, 3) and not len(nothing.at) and not list(in_bfloat16(torch.empty(0, 3)))
 
 
 def test_files_are_those_of_safetensors(tmp_path: Path) -> None:
@@ -89,12 +109,11 @@ def test_the_disk_begins_before_a_file_is_complete(tmp_path: Path, monkeypatch: 
         told.append((start, length))
         raise OSError("no advice is taken here")
 
-    monkeypatch.setattr(tensor_files, "PIECE", 1000)
-    monkeypatch.setattr(tensor_files, "SENT", 3000)
+    monkeypatch.setattr(tensor_files, "PIECE", 3000)
     monkeypatch.setattr(os, "posix_fadvise", advise)
     tensors = {name: torch.arange(1000.0) for name in "ab"}
     sums = write_file(TensorFile(tmp_path / "x", {name: entry_of(tensor) for name, tensor in tensors.items()}))
-    assert [start for start, _ in told] == [0, told[0][1]] and all(3000 <= length < 4000 for _, length in told)
+    assert [start for start, _ in told] == [0, told[0][1]] and all(3000 <= length < 7000 for _, length in told)
     assert sums == file_sum(tmp_path / "x") and torch.equal(load_file(tmp_path / "x")["b"], tensors["b"])
 
 
