@@ -7,8 +7,8 @@
 
 A folder is written beside its place, forced to the disk and renamed into it, so a kill, a power cut or a full disk leaves the earlier ones
 as they were. Of the last checkpoint of a run that ends, only the weights are forced: the state, which is three times as large, is complete in the
-system's cache, which a kill leaves as it is, and nobody waits for the disk. What a kill leaves behind lies in `.unfinished-*` folders, which are never counted and which `sweep` removes at the next
-start. Nothing random is stored: every draw follows from the run's seed and the step.
+system's cache, which a kill leaves as it is, and nobody waits for the disk. What a kill leaves behind lies in `.unfinished-*` folders, which are
+never counted and which `sweep` removes at the next start. Nothing random is stored: every draw follows from the run's seed and the step.
 
 A run calls `save_checkpoint` in a thread of its own (saver.py), with a copy of model and state (snapshot.py). All files are written side by side, and
 summed while they are written (models/tensor_files.py).
@@ -74,10 +74,11 @@ class TokenizerFiles:
     """What a tokenizer writes, as it was when this was made. A thread of its own can write it: two must not share a tokenizer, and to copy one takes
     five times as long."""
 
-    def __init__(self, tokenizer: SavesTokenizer) -> None:
-        with temporary_folder("tether-tokenizer-") as folder:
-            tokenizer.save_pretrained(folder)
-            self._files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    def __init__(self, tokenizer: SavesTokenizer, folder: Path) -> None:
+        """`folder`: of the checkpoints."""
+        with _failing_to(f"write the tokenizer's files to '{folder}'"), temporary_folder(f"{_UNFINISHED}tokenizer-", folder) as place:
+            _save_tokenizer(tokenizer, place)
+            self._files = {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
     def save_pretrained(self, save_directory: Path) -> None:
         """Write the files."""
@@ -130,14 +131,20 @@ def write_model(folder: Path, model: PreTrainedModel, tokenizer: SavesTokenizer,
 def _begun_model(folder: Path, model: PreTrainedModel, tokenizer: SavesTokenizer, agent: Agent | None) -> list[TensorFile]:
     """Write such a folder but for the weights; returns their files."""
     files = model_files(model, folder)
-    try:
-        tokenizer.save_pretrained(folder)
-        save_processor(model, folder)
-    except Exception as error:  # the tokenizers library has no narrower word for a full disk
-        raise _system_error(error) from error
+    _save_tokenizer(tokenizer, folder)
+    save_processor(model, folder)
     if agent is not None:
         agent.write(folder)
     return files
+
+
+def _save_tokenizer(tokenizer: SavesTokenizer, folder: Path) -> None:
+    try:
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # the tokenizers library has no narrower word for a full disk
+        raise _system_error(error) from error
 
 
 def _system_error(error: Exception) -> OSError:

@@ -103,7 +103,7 @@ class CheckpointSaver:
         self._in_flight, self._size = step, storage_bytes(model, state)
         if self._tokenizer is None:
             assert self._policy.tokenizer is not None  # loaded with the model
-            self._tokenizer = TokenizerFiles(self._policy.tokenizer)
+            self._tokenizer = TokenizerFiles(self._policy.tokenizer, self._folder)
         taken = self._snapshot(model, state)
         if taken is None:
             write(Snapshot(model, state))

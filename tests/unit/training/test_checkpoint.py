@@ -21,7 +21,7 @@ from tether.models import lora
 from tether.models.load import load_model
 from tether.runs.checkpoints import Best, best_checkpoint, check_checkpoint, damage, find_checkpoint, list_checkpoints, newest_checkpoint
 from tether.training import checkpoint
-from tether.training.checkpoint import is_best, keep_best, load_checkpoint, load_state, save_checkpoint, sweep
+from tether.training.checkpoint import TokenizerFiles, is_best, keep_best, load_checkpoint, load_state, save_checkpoint, sweep
 
 
 class Killed(BaseException):
@@ -69,6 +69,27 @@ def test_transformers_can_load_it(tmp_path: Path, tiny: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tiny.model.parameters(), strict=True))
     assert AutoTokenizer.from_pretrained(path / "model").encode("<think> Up") == tiny.tokenizer.encode("<think> Up")
     assert load_state(path) == {"step": 7, "note": "of step 7"}
+
+
+def test_a_tokenizer_is_kept_as_its_files(tmp_path: Path, tiny: Any) -> None:
+    """Byte for byte what it writes, nothing else is left behind; a disk that refuses is a line."""
+    (tmp_path / "checkpoints").mkdir()
+    kept = TokenizerFiles(tiny.tokenizer, tmp_path / "checkpoints")
+    assert not list((tmp_path / "checkpoints").iterdir())
+    for name, writer in (("own", tiny.tokenizer), ("kept", kept)):
+        (tmp_path / name).mkdir()
+        writer.save_pretrained(tmp_path / name)
+    contents = [
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*")} for folder in (tmp_path / "own", tmp_path / "kept")
+    ]
+    assert contents[0] == contents[1] and contents[0]
+
+    class Full:
+        def save_pretrained(self, save_directory: Path) -> None:
+            raise RuntimeError("No space left on device (os error 28)")  # as tokenizers' library says it
+
+    with pytest.raises(CheckpointError, match=r"cannot write the tokenizer's files .*No space left on device; .*free some space"):
+        TokenizerFiles(Full(), tmp_path / "checkpoints")
 
 
 def test_a_large_model_is_in_several_files(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
