@@ -83,6 +83,7 @@ def measure(layers: int, vocabulary: int, device: str, folder: Path) -> dict[str
     kinds: dict[str, tuple[dict[str, Any], Any]] = {
         "exact": (state, lambda taken: save_checkpoint(folder, 1, taken.model, tokenizer, taken.state, 1)),
         "bfloat16_moments": (state, lambda taken: save_checkpoint(folder, 2, taken.model, tokenizer, taken.state, 1, None, "bfloat16")),
+        "last": (state, lambda taken: save_checkpoint(folder, 2, taken.model, tokenizer, taken.state, 1, None, "bfloat16", last=True)),
         "best": ({}, lambda taken: save_best(folder, 3, 0.5, taken.model, tokenizer)),
     }
     for name, (kept, write) in kinds.items():

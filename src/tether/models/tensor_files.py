@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 CORES = os.cpu_count() or 1
-WRITERS = max(2, min(8, CORES // 2))
-"""Files that are written at the same time; the other cores are the run's."""
+WRITERS, LAST_WRITERS = max(2, min(8, CORES // 2)), max(2, min(16, CORES))
+"""Files that are written at the same time while a run trains on, which has the other cores, and once it has ended."""
 FILE_BYTES = 2**29
 """About the size of a file, so that the disk works on the first ones while others are written."""
-PIECE = 2**25
-"""Bytes of a tensor that are written and summed at once, after each of which Python's lock has to be waited for, and after which the disk is to begin
-with them: else it does nothing until a file is complete, and then the processor waits for it."""
+PIECE = 2**23
+"""Bytes of a tensor that are written and summed at once."""
+SENT = 2**25
+"""Bytes after which the disk is to begin with them: else it does nothing until a file is complete, and then the processor waits for it."""
 NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -115,7 +116,7 @@ def write_file(file: TensorFile) -> dict[str, Any]:
 def _sent_to_disk(out: BufferedWriter, num_sent: int) -> int:
     """Let the system begin to write what a file has got since so many bytes, if that is much; returns how many it was told of."""
     written = out.tell()
-    if written - num_sent < PIECE or not hasattr(os, "posix_fadvise"):
+    if written - num_sent < SENT or not hasattr(os, "posix_fadvise"):
         return num_sent
     out.flush()
     with suppress(OSError):  # of a file system that takes no advice

@@ -6,7 +6,7 @@
     checkpoints/best/                   model/ of the step that validated best so far, and its number in best.json: weights, nothing to resume from
 
 A folder is written beside its place, forced to the disk and renamed into it, so a kill, a power cut or a full disk leaves the earlier ones
-as they were. Of the last checkpoint of a run that ends, only the weights are forced: the state, which is three times as large, is complete in the
+as they were. Of the last checkpoint of a run that ends, only the weights are forced: the state, which is several times as large, is complete in the
 system's cache, which a kill leaves as it is, and nobody waits for the disk. What a kill leaves behind lies in `.unfinished-*` folders, which are
 never counted and which `sweep` removes at the next start. Nothing random is stored: every draw follows from the run's seed and the step.
 
@@ -35,7 +35,7 @@ from tether.core.errors import CheckpointError, ModelUnavailable
 from tether.core.temporary import temporary_folder
 from tether.models.load import LoadedModel, load_model
 from tether.models.lora import model_files
-from tether.models.tensor_files import CORES, WRITERS, TensorFile, write_files
+from tether.models.tensor_files import LAST_WRITERS, WRITERS, TensorFile, write_files
 from tether.models.vision import save_processor
 from tether.runs.checkpoints import (
     BEST,
@@ -106,7 +106,7 @@ def save_checkpoint(
         kept = StateFiles(draft, {"step": step, **state}, moments)
         tensors = (file._replace(forced=not last) for file in kept.files)
         files = [*_begun_model(draft / MODEL, model, tokenizer, agent), *tensors]
-        sums = write_files(files, max(WRITERS, CORES) if last else WRITERS)
+        sums = write_files(files, LAST_WRITERS if last else WRITERS)
         kept.write_rest()
         _write_manifest(draft, step, sums)
     with _failing_to(f"delete checkpoints older than '{target}'"):

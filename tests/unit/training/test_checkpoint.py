@@ -493,7 +493,7 @@ def test_everything_is_on_the_disk_before_the_rename(tmp_path: Path, tiny: Any, 
 
 
 def test_of_the_last_checkpoint_the_state_is_left_to_the_system(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its weights and what names them are on the disk before the rename; the tensors of the state, three times as large, nobody waits for."""
+    """Its weights and what names them are on the disk before the rename; the tensors of the state nobody waits for."""
     forced: list[int] = []
     rename = Path.rename
     monkeypatch.setattr(os, "fsync", lambda handle: forced.append(os.fstat(handle).st_ino))

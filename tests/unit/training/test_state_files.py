@@ -109,11 +109,12 @@ def test_the_disk_begins_before_a_file_is_complete(tmp_path: Path, monkeypatch: 
         told.append((start, length))
         raise OSError("no advice is taken here")
 
-    monkeypatch.setattr(tensor_files, "PIECE", 3000)
+    monkeypatch.setattr(tensor_files, "PIECE", 1000)
+    monkeypatch.setattr(tensor_files, "SENT", 3000)
     monkeypatch.setattr(os, "posix_fadvise", advise)
     tensors = {name: torch.arange(1000.0) for name in "ab"}
     sums = write_file(TensorFile(tmp_path / "x", {name: entry_of(tensor) for name, tensor in tensors.items()}))
-    assert [start for start, _ in told] == [0, told[0][1]] and all(3000 <= length < 7000 for _, length in told)
+    assert [start for start, _ in told] == [0, told[0][1]] and all(3000 <= length < 4000 for _, length in told)
     assert sums == file_sum(tmp_path / "x") and torch.equal(load_file(tmp_path / "x")["b"], tensors["b"])
 
 
