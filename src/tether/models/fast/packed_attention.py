@@ -7,8 +7,9 @@ probability as exp(score - log-sum-exp). Given the merged output and log-sum-exp
 probabilities of the softmax over both, hence its share of the exact gradient; what both parts say of a query, and what many texts say of a
 prompt's keys and values, adds up.
 
-The parts are computed by the flash kernels that torch brings: one call for all texts on a GPU, text by text on a CPU. A kernel is taken only
-where it reproduces the definition, forward and backward, on a small example; the definition itself serves everywhere else.
+The parts are computed by the flash kernels that torch brings: one call for all texts on a GPU, text by text on a CPU; on a GPU the way back to prompts
+by a kernel of our own. A kernel is taken only where it reproduces the definition, forward and backward, on small examples; the definition itself
+serves everywhere else.
 
 Shape legend: S tokens of the row, H query heads, K key heads, D width of a head, T queries and X keys of a text.
 """
@@ -248,6 +249,10 @@ class _FlashOnCpu(_Plain):
         return by_query[0], by_key[0], by_value[0]
 
 
+FLASH_KEYS, FEW_PROGRAMS = 128, 96
+"""Keys of a program of the flash kernel's way back, and how few programs leave most of a card idle."""
+
+
 class _FlashOnGpu:
     """All texts in one call; query heads that share a key head are the kernel's business."""
 
@@ -280,6 +285,11 @@ class _FlashOnGpu:
         scale: float,
     ) -> Gradients:
         of_queries, of_keys = texts
+        if not causal and of_keys.total * by_out_SHD.shape[1] <= FEW_PROGRAMS * FLASH_KEYS:
+            from tether.models.fast.kernels.prompt_gradients import prompt_gradients
+
+            starts, longest = (of_queries.cumulative, of_keys.cumulative), (of_queries.longest, of_keys.longest)
+            return prompt_gradients(by_out_SHD, states, result, starts, longest, scale)
         by_query, by_key, by_value = torch.ops.aten._flash_attention_backward(
             by_out_SHD,
             *states,
@@ -335,7 +345,7 @@ def packed_kernel(device_type: str, dtype: torch.dtype, width: int) -> KernelCho
 def kernel_disagreement(kernel: PackedKernel, device: torch.device, dtype: torch.dtype, width: int) -> str:
     """Why a kernel does not compute the definition; "" where it does.
 
-    The example has grouped heads, uneven texts, both kinds of mask, and results of a softmax over more keys.
+    The examples have grouped heads, uneven texts, both kinds of mask, few keys and many, and results of a softmax over more keys.
     """
     source = torch.Generator().manual_seed(0)
 
@@ -344,7 +354,7 @@ def kernel_disagreement(kernel: PackedKernel, device: torch.device, dtype: torch
 
     slack = 1e-4 if dtype in (torch.float32, torch.float64) else 4e-2
     scale = width**-0.5
-    for lengths, key_lengths, causal in (((37, 5), (37, 5), True), ((3, 20), (19, 40), False)):
+    for lengths, key_lengths, causal in (((37, 5), (37, 5), True), ((3, 20), (19, 40), False), ((70, 9), (3000, 700), False)):
         texts = packed_lengths(lengths, device), packed_lengths(key_lengths, device)
         states = random_states(sum(lengths), 4, width), random_states(sum(key_lengths), 2, width), random_states(sum(key_lengths), 2, width)
         by_out_SHD = random_states(*states[0].shape)

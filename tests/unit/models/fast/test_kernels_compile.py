@@ -14,6 +14,8 @@ KERNELS = [
     "_attend_new_tokens SHIFTED",
     "_attend_pages",
     "_attend_texts",
+    "_differentiate_keys",
+    "_differentiate_queries",
     "_differentiate_rows",
     "_guess",
     "_learn",
