@@ -45,8 +45,9 @@ BATCH_SIZES = (1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 
 FEED_SIZES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, PREFILL_TOKENS)
 """Tokens of recorded feeds."""
-MOST_FED, MOST_PRODUCTS = 2048, 2e12
-"""Feeds beyond so many tokens are recorded up to so many tokens x weights of the layers; larger ones keep the device busy while they are launched."""
+MOST_FED, MOST_PRODUCTS = 2048, 6e12
+"""Feeds beyond so many tokens are recorded up to so many tokens x weights of the layers; larger ones keep the device busy while they are launched. So
+the first prompts of a step and what comes back from most rows at once are replayed, 4,096 tokens of a model of 1.5B."""
 MOST_TEXTS = 256
 """That a recorded feed has room for."""
 MIXED_SIZES = (128, 256, 384, 512, 640, 768, 1024)
