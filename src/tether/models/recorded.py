@@ -3,9 +3,8 @@
 A pass over few tokens launches dozens of kernels a layer, each of which takes the host longer than the card. Recorded, forward and backward are one
 launch each. A recording has fixed sizes, so rows get room: padding behind the shared prompts, behind what continues them and behind everything
 else, each a text of its own that nothing else sees and that no loss looks at. Sizes come in large steps, the larger the shorter a row is, so that few of
-them serve a run; and only passes get room that are so short that launching them takes longer than computing them. The very first pass has its kernels
-launched one by one, on a row with the same room, so that they are loaded; every size after that is recorded when it first comes. What is computed does not
-depend on what was recorded when, and a resumed run computes the same.
+them serve a run; and only passes get room that are so short that launching them takes longer than computing them. A size is recorded when it comes for the second time. The first time its kernels are
+launched one by one, on the same row: so what is computed does not depend on what was recorded when, and a resumed run computes the same.
 
 What is recorded are the layers, from embedded tokens to the last norm, with the hooks that move gradients to the optimiser's float32 ones. So these must
 keep their places (`prepare`), as the weights do; where one has moved, everything is recorded again. Embedding, head and loss are not recorded. All
@@ -14,6 +13,7 @@ recordings share their memory: a backward pass follows its forward pass before a
 Shape legend: S tokens of the row with its room, N selected tokens, D width.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,9 +36,8 @@ MOST_PRODUCTS = 4.5e12
 MOST_RECORDINGS = 64
 MEMORY_SHARE = 4
 """Recordings are made where so many times their memory is free."""
-SMALLEST, COARSE = 1024, 4096
-"""Tokens: the smallest size, and up to where sizes are one an octave, since launches take most of the time; beyond they are four."""
-SMALLEST_PROMPTS = 512
+SMALLEST, COARSE = 256, 4096
+"""Tokens: the smallest size, and up to where sizes are two an octave; beyond they are four."""
 ERROR_MODE = "thread_local"
 """Other threads, such as one that writes a checkpoint, may use the card while a pass is recorded."""
 
@@ -65,7 +64,7 @@ class Room(NamedTuple):
         layout = micro.layout
         shared = sum(layout.prompt_lengths), sum(layout.follower_lengths)
         others = micro.num_tokens - sum(shared)
-        prompts, followers = (_power_of_2(shared[0] + 1, SMALLEST_PROMPTS), rounded_up(shared[1] + 1)) if shared[0] else (0, 0)
+        prompts, followers = (_power_of_2(shared[0] + 1, SMALLEST), rounded_up(shared[1] + 1)) if shared[0] else (0, 0)
         others = rounded_up(others) if others else 0
         longest = max(*layout.text_lengths, prompts - shared[0], followers - shared[1], others)
         texts, runs = len(layout.text_lengths) + 3, len(layout.prompt_lengths) + 1
@@ -73,14 +72,13 @@ class Room(NamedTuple):
 
 
 def rounded_up(size: int) -> int:
-    """The next of 1024, 2048, 4096, 5120, 6144, 7168, 8192, 10240, ...
+    """The next of 256, 384, 512, 768, ..., 4096, 5120, 6144, 7168, 8192, ...
 
-    >>> [rounded_up(size) for size in (1, 1025, 2049, 4096, 4097, 9000)]
-    [1024, 2048, 4096, 4096, 5120, 10240]
+    >>> [rounded_up(size) for size in (1, 257, 500, 513, 4096, 4097)]
+    [256, 384, 512, 768, 4096, 5120]
     """
-    octave = _power_of_2(size, SMALLEST)
-    step = octave if size <= COARSE else octave // 8
-    return -(-size // step) * step
+    step = _power_of_2(size, SMALLEST) // (4 if size <= COARSE else 8)
+    return max(SMALLEST, -(-size // step) * step)
 
 
 def _power_of_2(size: int, least: int) -> int:
@@ -209,8 +207,7 @@ class RecordedPasses:
         """`prepare` gives the float32 gradients places that they keep, and returns them; it is called before each recording."""
         self._policy, self._prepare = policy, prepare
         self._recordings: dict[Room, Recording] = {}
-        self._launched = False
-        """Whether there was a pass whose kernels were launched one by one."""
+        self._seen: Counter[Room] = Counter()
         self._addresses: tuple[int, ...] = ()
         self._stream: torch.cuda.Stream | None = None
         self._num_weights = 0
@@ -239,8 +236,8 @@ class RecordedPasses:
         if room.tokens * self._num_weights > MOST_PRODUCTS:
             return None
         row = laid_out(micro, ids_BT, room)
-        recording = self._recording(backbone, room) if self._launched else None
-        self._launched = True
+        self._seen[room] += 1
+        recording = self._recording(backbone, room) if self._seen[room] > 1 else None
         if recording is not None:
             return recording.features(backbone, row), row.shift
         attend = PackedAttention(row.texts, row.prompts, row.followers, scale=backbone.scale, device=device)

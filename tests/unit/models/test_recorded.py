@@ -61,9 +61,9 @@ def test_room_changes_nothing(tiny: Any, kind: str) -> None:
 
 
 def test_sizes_are_few() -> None:
-    assert [rounded_up(size) for size in (1, 1024, 1025, 3000, 5000, 9000)] == [1024, 1024, 2048, 4096, 5120, 10240]
-    assert all(size <= rounded_up(size) <= max(1024, 2 * size) for size in range(1, 9000))
-    assert len({rounded_up(size) for size in range(1, 16385)}) == 3 + 8
+    assert [rounded_up(size) for size in (1, 256, 257, 500, 513, 1000, 5000, 9000)] == [256, 256, 384, 512, 768, 1024, 5120, 10240]
+    assert all(size <= rounded_up(size) <= max(256, 1.5 * size) for size in range(1, 9000))
+    assert len({rounded_up(size) for size in range(1, 16385)}) == 1 + 8 + 8
 
 
 def test_nothing_is_recorded_without_a_card(tiny: Any) -> None:
@@ -84,7 +84,7 @@ def test_selected_tokens_are_found_in_a_row_with_room(tiny: Any, kind: str, monk
     passes = RecordedPasses(policy, list)
     plain, with_room = (forward(policy, ids_BT, mask_BT, micro, passes=given) for given in (None, passes))
     torch.testing.assert_close(with_room.features_ND, plain.features_ND, rtol=1e-4, atol=1e-4)
-    assert torch.equal(with_room.targets_N, plain.targets_N) and passes._launched
+    assert torch.equal(with_room.targets_N, plain.targets_N) and sum(passes._seen.values()) == 1
     monkeypatch.setattr(recorded, "MOST_PRODUCTS", 1)
     assert passes.features(micro, ids_BT) is None
 
@@ -127,7 +127,7 @@ def _error(found: Tensor, exact: Tensor) -> float:
 
 @pytest.mark.parametrize("kind", ["alone", "shared", "both"])
 def test_recorded_passes_are_those_that_are_launched(tiny: Any, kind: str, gpu: str) -> None:
-    """What is recorded is as near to float32 as what is launched, with room and without."""
+    """What is recorded, and what is launched with room and without, are as near to float32 as bfloat16 comes."""
     policies = [Policy(copy.deepcopy(tiny.model).to(gpu)) for _ in range(3)]
     optimizers = [
         FP32MasterAdamW(
@@ -149,8 +149,7 @@ def test_recorded_passes_are_those_that_are_launched(tiny: Any, kind: str, gpu: 
             assert max(_error(by.flatten(), wanted.flatten()) for by, wanted in zip(gradients, exact_by, strict=True)) < 0.2
             optimizer.step(optimizer.clip(1.0).isfinite())
             optimizer.zero_grad()
-        for plain, with_room, found in (errors, errors_by):
-            assert max(plain, with_room, found) < 0.05 and found < 1.5 * max(plain, with_room) + 0.005, (errors, errors_by)
+        assert max(*errors, *errors_by) < 0.05, (errors, errors_by)
         # The next pass begins from the same weights: Adam's first updates make a step of every difference in rounding.
         for policy in policies[1:]:
             for parameter, same in zip(policy.module.parameters(), policies[0].module.parameters(), strict=True):

@@ -256,6 +256,10 @@ FLASH_KEYS, FEW_PROGRAMS = 128, 96
 class _FlashOnGpu:
     """All texts in one call; query heads that share a key head are the kernel's business."""
 
+    def __init__(self, *, alone: bool = False) -> None:
+        """`alone`: without a kernel of our own."""
+        self.alone = alone
+
     def forward(
         self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, texts: tuple[PackedLengths, PackedLengths], causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
@@ -285,7 +289,7 @@ class _FlashOnGpu:
         scale: float,
     ) -> Gradients:
         of_queries, of_keys = texts
-        if not causal and of_keys.total * by_out_SHD.shape[1] <= FEW_PROGRAMS * FLASH_KEYS:
+        if not causal and not self.alone and of_keys.total * by_out_SHD.shape[1] <= FEW_PROGRAMS * FLASH_KEYS:
             from tether.models.fast.kernels.prompt_gradients import prompt_gradients
 
             starts, longest = (of_queries.cumulative, of_keys.cumulative), (of_queries.longest, of_keys.longest)
@@ -317,12 +321,14 @@ def _at_least_two(texts: PackedLengths) -> int:
     return max(2, texts.longest)
 
 
+FAR = 64.0
+"""Of queries and keys in one coordinate: scores are some -4,096 then, times their scale."""
 PLAIN = _Plain()
 FUSED: dict[str, PackedKernel] = {"cpu": _FlashOnCpu(), "cuda": _FlashOnGpu()}
 
 
 class KernelChoice(NamedTuple):
-    """The kernel that serves, and why it is the definition where it is."""
+    """The kernel that serves, and why it is not the fastest where it is not."""
 
     kernel: PackedKernel
     reason: str
@@ -337,7 +343,13 @@ def packed_kernel(device_type: str, dtype: torch.dtype, width: int) -> KernelCho
     fused = FUSED.get(device_type)
     if fused is None:
         return KernelChoice(PLAIN, f"torch has no flash kernel for device type '{device_type}'")
-    reason = reason_against(lambda: kernel_disagreement(fused, torch.device(device_type), dtype, width))
+
+    def against(kernel: PackedKernel) -> str:
+        return reason_against(lambda: kernel_disagreement(kernel, torch.device(device_type), dtype, width))
+
+    reason = against(fused)
+    if reason and isinstance(fused, _FlashOnGpu) and not against(alone := type(fused)(alone=True)):
+        return KernelChoice(alone, f"the way back to shared prompts is torch's own: {reason}")
     return KernelChoice(PLAIN if reason else fused, reason)
 
 
@@ -345,7 +357,8 @@ def packed_kernel(device_type: str, dtype: torch.dtype, width: int) -> KernelCho
 def kernel_disagreement(kernel: PackedKernel, device: torch.device, dtype: torch.dtype, width: int) -> str:
     """Why a kernel does not compute the definition; "" where it does.
 
-    The examples have grouped heads, uneven texts, both kinds of mask, few keys and many, and results of a softmax over more keys.
+    The examples have grouped heads, uneven texts, both kinds of mask, few keys and many, results of a softmax over more keys, and scores far below
+    zero, as the biases of a Qwen make them (log-sum-exps of -4,000).
     """
     source = torch.Generator().manual_seed(0)
 
@@ -354,10 +367,18 @@ def kernel_disagreement(kernel: PackedKernel, device: torch.device, dtype: torch
 
     slack = 1e-4 if dtype in (torch.float32, torch.float64) else 4e-2
     scale = width**-0.5
-    for lengths, key_lengths, causal in (((37, 5), (37, 5), True), ((3, 20), (19, 40), False), ((70, 9), (3000, 700), False)):
+    examples = (
+        ((37, 5), (37, 5), True, 0.0),
+        ((3, 20), (19, 40), False, 0.0),
+        ((3, 20), (19, 40), False, FAR),
+        ((70, 9), (3000, 700), False, 0.0),
+    )
+    for lengths, key_lengths, causal, shift in examples:
         texts = packed_lengths(lengths, device), packed_lengths(key_lengths, device)
         states = random_states(sum(lengths), 4, width), random_states(sum(key_lengths), 2, width), random_states(sum(key_lengths), 2, width)
         by_out_SHD = random_states(*states[0].shape)
+        if shift:
+            states[0][..., 0], states[1][..., 0] = shift, -shift
         expected = PLAIN.forward(*states, texts, causal, scale)
         wider = (expected[0] * 0.8, expected[1] + 0.4)  # as if there were more keys
         expected_by = PLAIN.backward(by_out_SHD, states, wider, texts, causal, scale)

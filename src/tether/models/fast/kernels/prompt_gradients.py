@@ -56,9 +56,10 @@ def _differentiate_queries(
             offset = (head // GROUP) * width + column[None, :]
             key = tl.load(key_ptr + key_row * key_stride + offset, mask=there, other=0.0)
             value = tl.load(value_ptr + key_row * value_stride + offset, mask=there, other=0.0)
-            shares = tl.exp2(tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * LOG2_E) - sums[:, None])
+            scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * LOG2_E)
+            # The 0 of a key that is not there may be so far above all others that its share would be infinite.
+            shares = tl.exp2(tl.where((at < num_keys)[None, :], scores, float("-inf")) - sums[:, None])
             by_shares = tl.dot(by_out, tl.trans(value), input_precision=PRECISION)
-            # keys that are not there are zero, and add nothing
             by_query += tl.dot((shares * (by_shares - inner[:, None])).to(key.dtype), key, input_precision=PRECISION)
         by_query_place = (row[:, None] * tl.num_programs(1) + head) * width + column[None, :]
         tl.store(by_query_ptr + by_query_place, (by_query * scale).to(query.dtype), mask=inside)
@@ -99,7 +100,8 @@ def _differentiate_keys(
             by_out = tl.load(by_out_ptr + row[:, None] * out_stride + head * width + column[None, :], mask=inside, other=0.0)
             sums = tl.load(sums_ptr + head * num_queries + row, mask=is_token, other=float("inf")) * LOG2_E
             inner = tl.load(inner_ptr + head * num_queries + row, mask=is_token, other=0.0)
-            shares = tl.exp2(tl.dot(key, tl.trans(query), input_precision=PRECISION) * (scale * LOG2_E) - sums[None, :])
+            scores = tl.dot(key, tl.trans(query), input_precision=PRECISION) * (scale * LOG2_E)
+            shares = tl.exp2(tl.where((at < num_keys)[:, None], scores, float("-inf")) - sums[None, :])
             by_value += tl.dot(shares.to(by_out.dtype), by_out, input_precision=PRECISION)
             by_shares = tl.dot(value, tl.trans(by_out), input_precision=PRECISION)
             by_key += tl.dot((shares * (by_shares - inner[None, :])).to(query.dtype), query, input_precision=PRECISION)
