@@ -11,7 +11,9 @@ as any other. Tokens are those of the rows, prompts in every row, padding in non
 leaves out the time of an update on eight tokens, which is that of the optimiser.
 
 The share of peak counts 6 x weights x tokens and attention, the head for every token, recomputation never, at the rate of a large product
-measured here; "needed" counts the head only where a token was sampled. PPO counts both models, the critic's without a head.
+measured here; "needed" counts the head only where a token was sampled. PPO counts both models, the critic's without a head. Both count the
+tokens of every row, so shared prompts are worth more than 100%. "As a run counts" is `share_of_peak` of `tether train`: what did go through the
+policy, shared prompts once, and the optimiser's time too.
 
 The plain way: transformers' own loss on padded rows with full logits and gradient checkpointing, forward and backward only, `--plain-batch`
 rows at a time, on `--plain-rows` of the rows and scaled by their tokens. Its memory holds neither masters nor moments.
@@ -64,6 +66,7 @@ from tether.rollout.pack import pack
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner, Rates
 from tether.training.settings import LearnerSettings
+from tether.training.throughput import arithmetic_of
 
 RATES = Rates(1e-6, 1e-5)
 GRPO_STEP = Conversations(groups=8, group_size=4, prompt=136, response=64)
@@ -189,9 +192,17 @@ def _algorithm_rows(options: argparse.Namespace, algorithm: str) -> Iterator[Row
             **_about(options, own.model, machine, name, groups),
             "who": f"tether {algorithm}",
             **_speeds(own.model, groups, seconds, optimiser, machine, critic=own.learner.critic is not None),
+            "as a run counts": _run_share(own, seconds, machine),
             "peak GiB": peak_gib(own.model.device),
             "updates left out": metrics["nonfinite"],
         }
+
+
+def _run_share(own: Training, seconds: float, machine: Machine) -> float:
+    counted = [arithmetic_of(own.model)]
+    if (critic := own.learner.critic) is not None:
+        counted.append(arithmetic_of(critic.policy.module, with_head=False))
+    return sum(part.training(own.learner.work) for part in counted if part is not None) / seconds / machine.flops
 
 
 def _about(options: argparse.Namespace, model: Any, machine: Machine, name: str, groups: Sequence[Group]) -> Row:
