@@ -227,7 +227,7 @@ def _speeds(model: Any, groups: Sequence[Group], seconds: float, optimiser: floa
 
 
 def _lengths(groups: Sequence[Group]) -> list[int]:
-    return [len(t.sequences[0].token_ids) for group in groups for t in group.trajectories]
+    return [t.sequences[0].num_tokens for group in groups for t in group.trajectories]
 
 
 def _plain_rows(options: argparse.Namespace) -> list[Row]:

@@ -173,6 +173,15 @@ class TokenSequence:
         """The place in token_ids of each turn's last token."""
         return list(itertools.accumulate((len(turn.context_ids) + len(turn.response_ids) for turn in self.turns), initial=-1))[1:]
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(turn.context_ids) + len(turn.response_ids) for turn in self.turns)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether any sampled token is trained."""
+        return any(turn.trained and turn.response_ids for turn in self.turns)
+
 
 @dataclass(slots=True)
 class Trajectory:

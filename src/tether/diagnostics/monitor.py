@@ -509,4 +509,4 @@ def _per_trajectory(values: Sequence[float], rows: Rows, name: str) -> list[floa
 
 
 def _tokens(groups: Sequence[Group]) -> int:
-    return sum(len(sequence.token_ids) for group in groups for trajectory in group.trajectories for sequence in trajectory.sequences)
+    return sum(sequence.num_tokens for group in groups for trajectory in group.trajectories for sequence in trajectory.sequences)

@@ -14,6 +14,7 @@ In the last two scopes every drawn context is a column. Equal contexts (two grou
 probe (`ProbeRows`) takes the place of the first turns: the same prompts at every measurement, each of them a column whatever was replied.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -254,8 +255,8 @@ def turn_pairs(rows: Rows, count: int, rng: np.random.Generator) -> Pairs:
 def context_of(trajectory: Trajectory, turn: int) -> Ids:
     """Every token that the model saw before it responded in this turn."""
     start = max(index for index in range(turn + 1) if index == 0 or trajectory.turns[index].new_context)
-    seen = [token for earlier in trajectory.turns[start:turn] for token in (*earlier.context_ids, *earlier.response_ids)]
-    return (*seen, *trajectory.turns[turn].context_ids)
+    parts = [ids for earlier in trajectory.turns[start:turn] for ids in (earlier.context_ids, earlier.response_ids)]
+    return (*itertools.chain(*parts), *trajectory.turns[turn].context_ids)
 
 
 def _pairs(rows: Rows, chosen: Iterable[int], columns: Iterable[Ids] = ()) -> Pairs:

@@ -8,9 +8,11 @@ timings are stored elsewhere. The version of the whole folder stands once, in it
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput
@@ -104,7 +106,7 @@ def trajectory_record(
 
 
 def _turn_record(turn: Turn, placeholder: int) -> dict[str, Any]:
-    context = [int(token) for token in turn.context_ids]
+    context = list(map(int, turn.context_ids))
     images = find_runs(context)
     return {
         "observation": turn.observation,
@@ -118,13 +120,19 @@ def _turn_record(turn: Turn, placeholder: int) -> dict[str, Any]:
         "finish": str(turn.finish),
         "fresh": turn.new_context,  # the name of schema 1, which other readers know
         "context_ids": with_placeholders(context, placeholder) if images else context,
-        "response_ids": [int(token) for token in turn.response_ids],
-        "logprobs": [_finite(round(float(value), LOGPROB_DECIMALS)) for value in turn.logprobs],
+        "response_ids": list(map(int, turn.response_ids)),
+        "logprobs": _rounded(turn.logprobs),
         **({"versions": [[number, len(list(run))] for number, run in itertools.groupby(turn.versions)]} if turn.versions else {}),
         **({"calls_span": list(turn.calls_span)} if turn.calls_span else {}),
         **({} if turn.trained else {"trained": False}),
         **({"images": [list(run) for run in images]} if images else {}),
     }
+
+
+def _rounded(logprobs: Sequence[float]) -> list[float | None]:
+    rounded = np.asarray(logprobs, dtype=np.float64).round(LOGPROB_DECIMALS)
+    values: list[float | None] = rounded.tolist()
+    return values if np.isfinite(rounded).all() else list(map(_finite, rounded.tolist()))
 
 
 def choice_words(choice: Mapping[str, Any]) -> str:

@@ -87,7 +87,7 @@ def fed_spans(groups: Iterable[Group]) -> list[tuple[int, int]]:
         for trajectory in group.trajectories:
             for number, sequence in enumerate(trajectory.sequences):
                 prompt = tuple(trajectory.turns[0].context_ids) if number == 0 else ()
-                spans.append((len(prompt) if prompt in begun else 0, len(sequence.token_ids)))
+                spans.append((len(prompt) if prompt in begun else 0, sequence.num_tokens))
                 begun |= {prompt} if prompt else set()
     return spans
 

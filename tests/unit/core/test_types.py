@@ -26,7 +26,7 @@ def test_a_segment_is_aligned() -> None:
     assert segment.token_ids == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert segment.loss_mask == [False, False, False, True, True, False, True, True, True]
     assert segment.sampled_logprobs == [0, 0, 0, -0.4, -0.5, 0, -0.7, -0.8, -0.9]
-    assert segment.turn_ends == [4, 8]
+    assert segment.turn_ends == [4, 8] and segment.num_tokens == 9 and segment.has_trained
     assert _trajectory().num_sampled == 5
 
 

@@ -47,17 +47,17 @@ def repeated_part(text: str, prompt: str = "") -> float:
         return 0.0
     plain_prompt = " ".join(prompt.split())
     looped = _looped_words(words, plain_prompt)
-    repeated = 0
+    repeated = sum(len(words[place]) for place in looped)
     for place, word in enumerate(words):
-        characters = [found.group() for found in _CHARACTERS.finditer(word) if found.group() not in plain_prompt]
-        repeated += len(word) if place in looped else sum(map(len, characters))
+        if len(word) >= FEWEST_REPEATS and place not in looped:
+            repeated += sum(len(found.group()) for found in _CHARACTERS.finditer(word) if found.group() not in plain_prompt)
     return repeated / total
 
 
 def _looped_words(words: list[str], prompt: str) -> set[int]:
     """Positions of the words that belong to a repeated phrase."""
     looped: set[int] = set()
-    for unit in range(1, LONGEST_UNIT + 1):
+    for unit in range(1, min(LONGEST_UNIT, len(words) // FEWEST_REPEATS) + 1):
         begin = 0
         for place in range(unit, len(words) + 1):
             if place < len(words) and words[place] == words[place - unit]:

@@ -43,7 +43,7 @@ class Demonstration:
     @property
     def num_tokens(self) -> int:
         """Of its longest sequence."""
-        return max(len(sequence.token_ids) for sequence in self.trajectory.sequences)
+        return max(sequence.num_tokens for sequence in self.trajectory.sequences)
 
 
 def demonstrate_turns(
