@@ -14,7 +14,7 @@ from tether.models.fast.decoding.contiguous import ContiguousDecoder
 from tether.models.fast.decoding.protocol import Decoder
 from tether.models.fast.decoding.rows import decodes_with_cache, position_bytes
 from tether.models.fast.layers import has_linear_mlp
-from tether.models.fast.packed_attention import PLAIN, packed_kernel
+from tether.models.fast.packed_attention import packed_kernel
 from tether.models.hardware import available_memory, device_name
 from tether.models.policy import Policy
 from tether.models.scoring.local import scorer_for
@@ -179,8 +179,8 @@ def _found(policy: Policy) -> FastPathReport:
         one_a_row = [f"one sequence a row: {policy.packing_reason}"] if policy.packing_reason else []
         reasons["learner_attention"] = "; ".join([policy.backbone_reason, *one_a_row])
     else:
-        kernel, reasons["learner_attention"] = packed_kernel(policy.device.type, policy.dtype, policy.backbone.head_dim)
-        attention = "by definition" if kernel is PLAIN else "flash kernel of torch"
+        reasons["learner_attention"] = packed_kernel(policy.device.type, policy.dtype, policy.backbone.head_dim).reason
+        attention = "by definition" if reasons["learner_attention"] else "flash kernel of torch"
     scorer = scorer_for(policy)
     reasons["scorer"] = scorer.reason
     linear = policy.linear_head is not None

@@ -31,7 +31,7 @@ from tether.models.policy import Policy
 from tether.models.probing import HALF_TYPES
 from tether.models.vision import Embedded
 
-MOST_PRODUCTS = 4.5e12
+MOST_PRODUCTS = 8e12
 """Tokens x weights of the layers; beyond, a card computes longer than the host launches."""
 MOST_RECORDINGS = 64
 MEMORY_SHARE = 4

@@ -24,12 +24,11 @@ def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu")
     ids_BT, behavior_BT, rewards_BT = (np.zeros(shape, dtype=kind) for kind in (np.int64, np.float32, np.float64))
     mask_BT, turn_ends_BT = (np.zeros(shape, dtype=bool) for _ in range(2))
     for b, (_, sequence) in enumerate(rows):  # by numpy: torch takes five times as long to make as many small tensors
-        for turn, last in zip(sequence.turns, sequence.turn_ends, strict=True):
-            end, begin = last + 1, last + 1 - len(turn.response_ids)
-            ids_BT[b, begin - len(turn.context_ids) : begin], ids_BT[b, begin:end] = turn.context_ids, turn.response_ids
-            if turn.trained and turn.response_ids:
-                mask_BT[b, begin:end], behavior_BT[b, begin:end] = True, turn.logprobs
-                turn_ends_BT[b, last], rewards_BT[b, last] = True, turn.earned
+        size = lengths[b]
+        ids_BT[b, :size], mask_BT[b, :size], behavior_BT[b, :size] = sequence.token_ids, sequence.loss_mask, sequence.sampled_logprobs
+        for turn, end in zip(sequence.turns, sequence.turn_ends, strict=True):
+            if turn.response_ids and turn.trained:
+                turn_ends_BT[b, end], rewards_BT[b, end] = True, turn.earned
     indices = [index for index, _ in rows]
     of_rows = [torch.tensor(values, dtype=torch.long) for values in (lengths, indices, [sampled[index].group for index in indices])]
     last_rows = {index: b for b, index in enumerate(indices)}

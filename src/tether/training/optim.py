@@ -289,8 +289,8 @@ def _gradient_mover(holder: nn.Parameter | _GradientSum) -> Callable[[Tensor], N
 
 def gradient_norm(gradients: Sequence[Tensor], ranks: Ranks, device: torch.device) -> Tensor:
     """The norm of a gradient, of which each rank holds some parts: a float64 on the device, for which one rank does not wait."""
-    # In float64, because squares of finite float32 numbers can be infinite in float32; on a CPU in pieces, because it makes a copy for that.
-    pieces = list(gradients) if device.type == "cuda" else [piece for gradient in gradients for piece in gradient.flatten().split(PIECE)]
+    # In float64, because squares of finite float32 numbers can be infinite in float32; in pieces, because a CPU makes a copy for that.
+    pieces = [piece for gradient in gradients for piece in gradient.flatten().split(PIECE)]
     norms = torch._foreach_norm(pieces, 2, dtype=torch.float64) if pieces else [torch.zeros((), dtype=torch.float64, device=device)]
     norm = torch.linalg.vector_norm(torch.stack(norms))
     if ranks.size == 1:

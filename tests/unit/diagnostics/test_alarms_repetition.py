@@ -50,6 +50,10 @@ def test_what_the_prompt_holds_is_quoted() -> None:
     assert repeated_part("------ !!!!!!", "------") == 0.5
 
 
+def test_what_is_repeated_twice_over_counts_once() -> None:
+    assert repeated_part("!!!!!! " * 6 + "go on now") == 36 / 43
+
+
 def test_long_text_is_read_in_linear_time() -> None:
     assert repeated_part("ab" * 50_000) == 1.0
     assert repeated_part(" ".join(str(number) for number in range(20_000))) == 0.0

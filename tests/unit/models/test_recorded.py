@@ -100,58 +100,29 @@ def test_kept_gradients_are_emptied_and_stay_where_they_are() -> None:
     assert kept.tolist() == [0.0] * 3 and optimizer.keep_gradients()[0] is kept and weights.grad is None
 
 
-class _Launched(RecordedPasses):
-    """Rows with the same room, never recorded."""
-
-    def _recording(self, *given: object) -> None:
-        return None
-
-
-def _in_float32(model: Any, ids_BT: Tensor, mask_BT: Tensor, micro: FlatBatch) -> tuple[Tensor, list[Tensor]]:
-    """Features and gradients of the same weights in float32, where attention is computed by its definition."""
-    exact = copy.deepcopy(model).float()
-    exact.zero_grad()
-    return _pass(Policy(exact), ids_BT, mask_BT, micro, None), [parameter.grad for parameter in exact.parameters()]
-
-
-def _pass(policy: Policy, ids_BT: Tensor, mask_BT: Tensor, micro: FlatBatch, passes: RecordedPasses | None) -> Tensor:
-    features_ND = forward(policy, ids_BT, mask_BT, micro, passes=passes).features_ND
-    (features_ND * torch.linspace(-1, 1, features_ND.numel(), device=features_ND.device).view_as(features_ND)).sum().backward()
-    return features_ND.detach().float()
-
-
-def _error(found: Tensor, exact: Tensor) -> float:
-    """Of the row that is furthest off."""
-    return float(((found - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-6)).max())
-
-
 @pytest.mark.parametrize("kind", ["alone", "shared", "both"])
 def test_recorded_passes_are_those_that_are_launched(tiny: Any, kind: str, gpu: str) -> None:
-    """What is recorded, and what is launched with room and without, are as near to float32 as bfloat16 comes."""
-    policies = [Policy(copy.deepcopy(tiny.model).to(gpu)) for _ in range(3)]
+    policies = [Policy(copy.deepcopy(tiny.model).to(gpu)) for _ in range(2)]
     optimizers = [
         FP32MasterAdamW(
             policy.module.parameters(), learning_rate=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.0, compute_dtype=torch.bfloat16
         )
         for policy in policies
     ]
-    replayed = RecordedPasses(policies[2], optimizers[2].keep_gradients)
+    passes = RecordedPasses(policies[1], optimizers[1].keep_gradients)
     for seed in (0, 0, 1, 2, 0):  # the same size; lengths and words differ
         ids_BT, lengths_B, micro = _batch(kind, seed)
         mask_BT = (torch.arange(120) >= 85) & (torch.arange(120) < lengths_B[:, None])
-        exact, exact_by = _in_float32(policies[0].module, ids_BT, mask_BT, micro)
-        errors, errors_by = [], []
-        for policy, optimizer, passes in zip(policies, optimizers, (None, _Launched(policies[1], list), replayed), strict=True):
-            errors.append(_error(_pass(policy, ids_BT, mask_BT, micro, passes), exact))
-            gradients = [holder.grad for holder in optimizer._holders]
-            errors_by.append(_error(*(torch.cat([by.flatten() for by in every]) for every in (gradients, exact_by))))
-            # The library may round what it adds up of a small gradient, in some sizes and not in others.
-            assert max(_error(by.flatten(), wanted.flatten()) for by, wanted in zip(gradients, exact_by, strict=True)) < 0.2
-            optimizer.step(optimizer.clip(1.0).isfinite())
+        found = []
+        for policy, optimizer, given in zip(policies, optimizers, (None, passes), strict=True):
+            features_ND = forward(policy, ids_BT, mask_BT, micro, passes=given).features_ND
+            (features_ND * torch.linspace(-1, 1, features_ND.numel(), device=gpu).view_as(features_ND)).sum().backward()
+            gradients = {n: holder.grad.clone() for n, holder in enumerate(optimizer._holders) if holder.grad is not None}
+            optimizer.step((norm := optimizer.clip(1.0)).isfinite())
             optimizer.zero_grad()
-        assert max(*errors, *errors_by) < 0.05, (errors, errors_by)
-        # The next pass begins from the same weights: Adam's first updates make a step of every difference in rounding.
-        for policy in policies[1:]:
-            for parameter, same in zip(policy.module.parameters(), policies[0].module.parameters(), strict=True):
-                parameter.data.copy_(same)
-    assert not replayed.reason and len(replayed._recordings) >= 1
+            found.append((features_ND.detach().float(), gradients, float(norm)))
+        torch.testing.assert_close(found[1][0], found[0][0], rtol=0.05, atol=0.05)
+        assert found[1][2] == pytest.approx(found[0][2], rel=0.02)
+        for n, wanted in found[0][1].items():
+            assert float((found[1][1][n] - wanted).norm()) <= 0.03 * float(wanted.norm()) + 1e-6, n
+    assert not passes.reason and len(passes._recordings) >= 1

@@ -144,6 +144,12 @@ def test_a_reward_that_is_not_finite_is_recorded_as_null(store: RunStore) -> Non
     assert next(store.trajectories())["reward"] is None
 
 
+def test_a_log_prob_that_is_not_finite_is_recorded_as_null() -> None:
+    broken = episode(4)
+    broken.turns[0].logprobs = (float("-inf"), -0.12345678, float("nan"))
+    assert trajectory_record(broken, 1, "train", kept=True)["turns"][0]["logprobs"] == [None, -0.123457, None]
+
+
 def test_an_existing_folder_is_never_overwritten(store: RunStore, tmp_path: Path) -> None:
     before = (store.folder / "run.json").read_bytes()
     with pytest.raises(BadInput, match=r"run folder '.*run' exists; resume it with --resume or choose another --out"):

@@ -27,7 +27,6 @@ from tether.models.fast.kernels.pointwise import (
     swiglu_forward,
 )
 from tether.models.fast.kernels.products import product, product_parts, product_swiglu
-from tether.models.fast.kernels.prompt_gradients import prompt_gradients
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ONLY_CUDA = pytest.mark.skipif(DEVICE != "cuda", reason="Triton's interpreter has no products in half precision")
@@ -115,34 +114,6 @@ def test_two_parts_of_an_attention() -> None:
     assert_close(sums_HS[:, 2:7], whole[1], rtol=1e-5, atol=1e-5)
     assert_close(out_SHD[[0, 1, 7, 8]], before[0][[0, 1, 7, 8]])
     assert_close(sums_HS[:, :2], before[1][:, :2])
-
-
-@pytest.mark.parametrize("shift", [0.0, 18.0])
-def test_the_way_back_to_prompts(shift: float) -> None:
-    """What a softmax over a prompt and other keys sends to the prompt, and by way of it to the queries, by autograd; one prompt has no queries.
-
-    With a shift all scores are some -97, as with the biases of a Qwen: one of 0, of a key that only fills up a block, would be infinitely above them.
-    """
-    starts, key_starts = [0, 150, 150, 159], [0, 70, 75, 80]
-    query_SHD, key_XKD, value_XKD, by_out_SHD = (torch.randn(*shape, 24) for shape in ((159, 4), (80, 2), (80, 2), (159, 4)))
-    query_SHD[..., 0], key_XKD[..., 0] = shift, -shift
-    out_SHD, sums_HS = torch.empty(159, 4, 24), torch.empty(4, 159)
-    leaves = [states.clone().requires_grad_() for states in (query_SHD, key_XKD, value_XKD)]
-    for first, stop, first_key, stop_key in zip(starts, starts[1:], key_starts, key_starts[1:], strict=False):
-        key, value = (leaf[first_key:stop_key].repeat_interleave(2, dim=1) for leaf in leaves[1:])
-        to_prompt = torch.einsum("shd,xhd->hsx", leaves[0][first:stop], key) * 0.3
-        others = torch.randn(6, 4, 24)
-        others[..., 0] = -shift
-        to_others = torch.einsum("shd,xhd->hsx", query_SHD[first:stop], others) * 0.3
-        scores = torch.cat([to_prompt, to_others], dim=-1)
-        out = torch.einsum("hsx,xhd->shd", scores.softmax(-1), torch.cat([value, torch.randn(6, 4, 24)]))
-        out.backward(by_out_SHD[first:stop])
-        out_SHD[first:stop], sums_HS[:, first:stop] = out.detach(), scores.detach().logsumexp(-1)
-    query, key, value, by_out, out, sums = (x.to(DEVICE) for x in (query_SHD, key_XKD, value_XKD, by_out_SHD, out_SHD, sums_HS))
-    begins, key_begins = (torch.tensor(ends, dtype=torch.int32, device=DEVICE) for ends in (starts, key_starts))
-    found = prompt_gradients(by_out, (query, key, value), (out, sums), (begins, key_begins), (160, 128), 0.3)
-    for by, leaf in zip(found, leaves, strict=True):
-        assert_close(by.cpu(), leaf.grad, rtol=1e-4, atol=1e-5 + 1e-4 * shift)
 
 
 def turned(x_SHD: Tensor, positions_S: Tensor, angles_PR: Tensor) -> Tensor:

@@ -14,8 +14,6 @@ KERNELS = [
     "_attend_new_tokens SHIFTED",
     "_attend_pages",
     "_attend_texts",
-    "_differentiate_keys",
-    "_differentiate_queries",
     "_differentiate_rows",
     "_guess",
     "_learn",
@@ -50,7 +48,6 @@ from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.kernels import attention, float8, pointwise, products
 from tether.models.fast.kernels.attention import attend_new_tokens, text_attention
 from tether.models.fast.kernels.drafts import TextTable
-from tether.models.fast.kernels.prompt_gradients import prompt_gradients
 from tether.models.fast.float8 import Float8Mlps
 from tether.models.fast.kernels.warm_up import FLOAT8_SIZES, _attend_new, _draft_jobs, _feed_forward, _gradient_jobs, _jobs
 from tether.models.fast.layers import find_layers
@@ -100,7 +97,6 @@ caches, angles = (torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16),) * 2, (torch.
 for num_texts in (1, 4):
     attend_new_tokens((x, few, few), caches, number[:num_texts, None], number[:num_texts], angles, 1.0, torch.zeros(64, dtype=torch.int32))
 text_attention(x, few, few, number[:3], 8, 1.0)
-prompt_gradients(x, (x, few, few), (x, torch.zeros(6, 16)), (number[:2], number[:2]), (16, 16), 1.0)
 if int(sys.argv[1]) >= 89:  # older ones have no float8
     for num_tokens in FLOAT8_SIZES[:-1]:  # the last is torch's
         _feed_forward(backbone, Float8Mlps(backbone.layers).layers[0], num_tokens)

@@ -13,7 +13,6 @@ from tether.models.fast.packed_attention import (
     KernelChoice,
     PackedAttention,
     PackedLengths,
-    _FlashOnGpu,
     kernel_disagreement,
     packed_kernel,
 )
@@ -156,26 +155,6 @@ def test_a_kernel_that_is_wrong_is_left_out_with_the_reason(what: str, monkeypat
     monkeypatch.setitem(FUSED, "cpu", _Wrong(what))
     kernel, reason = packed_kernel.__wrapped__("cpu", torch.float32, 16)
     assert kernel is PLAIN and reason.startswith(WRONG[what])
-
-
-class _InPlaceOfFlash(_FlashOnGpu):
-    """By definition, but that what is a kernel of our own on a card forgets what stands behind the last whole block."""
-
-    def forward(self, *given: Any) -> tuple[Tensor, Tensor]:
-        return PLAIN.forward(*given)
-
-    def backward(self, by_out: Tensor, states: Any, result: Any, texts: Any, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        found = PLAIN.backward(by_out, states, result, texts, causal, scale)
-        if not causal and not self.alone:
-            found[1][-1] = torch.nan
-        return found
-
-
-def test_a_way_back_of_our_own_that_is_wrong_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FUSED, "cpu", _InPlaceOfFlash())
-    kernel, reason = packed_kernel.__wrapped__("cpu", torch.float32, 16)
-    assert isinstance(kernel, _InPlaceOfFlash) and kernel.alone
-    assert reason == "the way back to shared prompts is torch's own: the flash kernel of torch differs from the definition by nan"
 
 
 @pytest.mark.parametrize("width", [64, 128])

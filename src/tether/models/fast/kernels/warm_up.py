@@ -34,7 +34,6 @@ from tether.models.fast.kernels.pointwise import (
     swiglu_forward,
 )
 from tether.models.fast.kernels.products import MOST_ROWS, product, product_parts, product_swiglu
-from tether.models.fast.packed_attention import packed_kernel, packed_lengths
 from tether.models.probing import HALF_TYPES
 
 TOKENS = 16
@@ -162,9 +161,6 @@ def _gradient_jobs(backbone: LlamaBackbone) -> list[Callable[[], Any]]:
         _, total, scale = norm_forward(x_SD, delta, norm, 1e-6, save=True)
         norm_backward(x_SD, delta, total, scale, norm)
 
-    # Of a shared prompt, by the kernel that was found to serve: one of our own may be too large for a card.
-    attention, texts = packed_kernel(norm.device.type, norm.dtype, backbone.head_dim).kernel, packed_lengths([TOKENS], norm.device)
-
     def differentiate(by_entropy: torch.Tensor | None) -> None:
         logit_gradient(logits, targets, 1.0, (numbers[0], numbers[1]), (numbers[2], by_entropy), norm.dtype)
 
@@ -173,7 +169,6 @@ def _gradient_jobs(backbone: LlamaBackbone) -> list[Callable[[], Any]]:
         lambda: swiglu_backward(inner_SF, *gate_up.chunk(2, dim=1)),
         *(partial(rotate, query, key, targets, *backbone.angles, back=back) for back in (False, True)),
         lambda: merge_attention(query, sums_HS, torch.zeros_like(query), torch.zeros_like(sums_HS)),
-        partial(attention.backward, query, (query, key, key), (query, sums_HS), (texts, texts), False, backbone.scale),
         lambda: reduce_logits(logits, targets, 1.0, (numbers[0], numbers[1], numbers[2])),
         *(partial(differentiate, by_entropy) for by_entropy in (None, numbers[2])),
     ]
